@@ -1,0 +1,49 @@
+# `make demo` and `make test` set up what they need; Python 3.11 is all that must be there.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check format gate listen loadtest clean
+
+demo: $(READY) ## export the demo voice, serve it, speak demo.wav and demo_stream.wav
+	$(BIN)/cosytriton demo
+
+test: $(READY)
+	$(BIN)/pytest
+
+check: $(READY) ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+gate: $(READY) ## every graph is parsed and built by TensorRT-RTX, without a GPU
+	$(PIP) -e '.[gate]'
+	$(BIN)/pytest -m gate
+
+listen: $(READY) ## a speech recogniser writes down what the demo voice says
+	$(PIP) -e '.[listen]'
+	$(BIN)/pytest -m listen -s
+
+soak: $(READY) ## 500 requests, a third of them cancelled: memory stays flat
+	$(BIN)/pytest -m soak -s
+
+loadtest: $(READY)
+	$(BIN)/pytest tests/loadtests
+
+# Triton's Python stub needs the shared libpython, which some distributions split off.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[dev]'
+	$(PYTHON) -c "import ctypes.util as u, sys; sys.exit(not u.find_library('python3.11'))" \
+		|| (apt-get update -qq && apt-get install --yes --quiet libpython3.11)
+	touch $@
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,57 @@
+"""The language model's graph as TensorRT takes it: a key-value cache of one fixed length.
+
+The exported graph leaves the length open, so that ONNX Runtime can let a cache grow. TensorRT builds a
+cache update only over a known length: it gets a copy of the graph with room for the longest request.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from cosytriton_ensemble.pipeline import PROMPT_TOKENS, SPEECH_LM, TEXT, TOKENS
+from cosytriton_ensemble.spec import Dim, Size
+
+from cosytriton_engines.gate import GateError
+
+_SLOTS = dict(SPEECH_LM.parameters)["slots"]
+_MARKS = 2  # start of sequence, and the one between text and speech
+
+BATCH = Dim("batch", 1, max(1, _SLOTS // 2), _SLOTS)
+NEW = Dim("new", 1, 1, TEXT.max + PROMPT_TOKENS.max + _MARKS)  # usually a step of one id, once the prompt
+POSITIONS = Dim("capacity", 1, TOKENS.opt, NEW.max + TOKENS.max, step=64)
+CAPACITY = POSITIONS.padded(POSITIONS.max)
+
+
+def fix_capacity(source: Path, target: Path, capacity: int = CAPACITY) -> None:
+    """Write a copy of the language model's graph whose caches have `capacity` positions.
+
+    The weights go to `<target>.data`: of a full-size model they exceed what one file may hold.
+    """
+    model = onnx.load(source)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == POSITIONS.name:
+                dim.dim_value = capacity
+    del model.graph.value_info[:]  # it would contradict; the parser infers it again
+    onnx.save(model, target, save_as_external_data=True, location=f"{target.name}.data")
+
+
+def profile(onnx_path: Path) -> dict[str, dict[Size, tuple[int, ...]]]:
+    """The optimization profile of a graph that `fix_capacity` wrote: input name -> (min, opt, max) shapes.
+
+    Raises `GateError` when an axis is neither fixed nor the batch nor the new positions.
+    """
+    ranges, shapes = {dim.name: dim for dim in (BATCH, NEW)}, {}
+    for value in onnx.load(onnx_path, load_external_data=False).graph.input:
+        dims = [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if unknown := [dim for dim in dims if isinstance(dim, str) and dim not in ranges]:
+            raise GateError(
+                f"{onnx_path}: the input {value.name!r} is dynamic along {unknown}, a language model may be "
+                f"along {sorted(ranges)}; write the graph with `fix_capacity` first."
+            )
+        shapes[value.name] = {
+            size: tuple(ranges[dim].size(size) if isinstance(dim, str) else dim for dim in dims)
+            for size in ("min", "opt", "max")
+        }
+    return shapes

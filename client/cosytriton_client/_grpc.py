@@ -1,0 +1,103 @@
+"""Triton over gRPC."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from cosytriton_client._errors import translating
+from cosytriton_client._transport import Request, Tensors, Timeout
+from cosytriton_ensemble.protocol import (
+    STREAM_METADATA,
+    UNLIMITED,
+    held_open,
+    is_final,
+    request_message,
+    response_tensors,
+)
+
+_OPTIONS = [
+    *UNLIMITED,
+    # Finds out that the other side is gone, which a quiet connection does not tell.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
+
+class GrpcTransport:
+    """One channel, over which any number of unary and streamed calls go side by side."""
+
+    def __init__(self, host: str, port: int, timeout: Timeout) -> None:
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._url = f"grpc://{target}"
+        self._timeout = timeout
+        self._channel = grpc.insecure_channel(target, _OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._reached = False
+
+    def infer(self, request: Request) -> Tensors:
+        """The answer to a unary request."""
+        self._reach()
+        with translating(self._url, "request", self._timeout.request):
+            return response_tensors(self._stub.ModelInfer(_message(request), timeout=self._timeout.request))
+
+    def stream(self, request: Request) -> Generator[Tensors, None, None]:
+        """The answers of a decoupled model; closing the generator cancels the request on the server."""
+        self._reach()
+        ended = threading.Event()
+        call = self._stub.ModelStreamInfer(held_open(_message(request), ended), metadata=STREAM_METADATA)
+        answers: SimpleQueue[Any] = SimpleQueue()
+        # gRPC has no limit for the wait between two messages; a queue has.
+        threading.Thread(target=_read, args=(call, answers), daemon=True).start()
+        limit, seconds = "first_chunk", self._timeout.first_chunk
+        try:
+            final = False
+            while not final:
+                with translating(self._url, limit, seconds):
+                    response = _response(answers.get(timeout=seconds))
+                final = is_final(response)
+                if response.outputs:
+                    yield response_tensors(response)
+                limit, seconds = "chunk", self._timeout.chunk
+        finally:
+            call.cancel()
+            ended.set()
+
+    def close(self) -> None:
+        """Close the channel; calls under way are cancelled."""
+        self._channel.close()
+
+    def _reach(self) -> None:
+        # gRPC connects lazily: without this, an address that swallows packets would use up `request`.
+        if not self._reached:
+            with translating(self._url, "connect", self._timeout.connect):
+                self._stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=self._timeout.connect)
+            self._reached = True
+
+
+def _read(call: Any, answers: SimpleQueue[Any]) -> None:
+    """Hand over each answer, and at last what ended them."""
+    try:
+        for answer in call:
+            answers.put(answer)
+        answers.put(InferenceServerException("the stream ended before its final answer"))
+    except grpc.RpcError as error:
+        answers.put(error)
+
+
+def _response(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    if answer.error_message:
+        raise InferenceServerException(answer.error_message)
+    return answer.infer_response
+
+
+def _message(request: Request) -> Any:
+    return request_message(request.model, request.inputs, request.request_id)

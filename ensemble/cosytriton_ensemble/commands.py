@@ -1,0 +1,91 @@
+"""Subcommands of this package: `serve`, `health`, `repository`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+from pathlib import Path
+
+from cosytriton_ensemble.cli import Command
+
+log = logging.getLogger(__name__)
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repository", type=Path, default=Path("model_repository"))
+    parser.add_argument("--profile", default="cpu", help="Triton model configuration name (default: cpu)")
+    parser.add_argument("--host", default="127.0.0.1", help="address of gRPC and metrics")
+    parser.add_argument(
+        "--http-host", default="127.0.0.1", help="address of HTTP; Triton's parser is not for open networks"
+    )
+    parser.add_argument("--grpc-port", type=int, default=8001)
+    parser.add_argument("--http-port", type=int, default=8000)
+    parser.add_argument("--metrics-port", type=int, default=8002)
+    parser.add_argument("--log-level", choices=("error", "warning", "info", "verbose"), default="error")
+    parser.add_argument(
+        "--exit-timeout", type=int, default=30, help="seconds for requests in flight at the end"
+    )
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from cosytriton_ensemble.server import ServerOptions
+    from cosytriton_ensemble.supervisor import Supervisor
+
+    options = ServerOptions(
+        repository=args.repository,
+        profile=args.profile,
+        host=args.host,
+        http_host=args.http_host,
+        grpc_port=args.grpc_port,
+        http_port=args.http_port,
+        metrics_port=args.metrics_port,
+        log_level=args.log_level,
+        exit_timeout=args.exit_timeout,
+    )
+
+    def announce(version: str) -> None:
+        log.info(
+            "ready: Triton %s speaks at %s (gRPC), profile %s", version, options.grpc_url, options.profile
+        )
+
+    supervisor = Supervisor(options, announce)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: supervisor.stop())
+    log.info("starting Triton with %s", options.repository)
+    supervisor.run()
+    return 0
+
+
+def _health_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="localhost:8001", help="gRPC address of the server")
+    parser.add_argument("--ready", action="store_true", help="speak, instead of only asking every model")
+    parser.add_argument("--deadline", type=float, default=30, help="seconds for each answer")
+
+
+def _health(args: argparse.Namespace) -> int:
+    from cosytriton_ensemble.health import HealthCheck
+
+    check = HealthCheck(args.url, args.deadline)
+    check.ready() if args.ready else check.alive()
+    log.info("well: every model at %s answers", args.url)
+    return 0
+
+
+def _repository_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("repository", type=Path, nargs="?", default=Path("model_repository"))
+
+
+def _repository(args: argparse.Namespace) -> int:
+    from cosytriton_ensemble.repository import write_repository
+
+    write_repository(args.repository)
+    log.info("wrote the configurations of %s", args.repository)
+    return 0
+
+
+SERVE = Command("start the embedded Triton server and keep it serving", _serve_arguments, _serve)
+HEALTH = Command("ask a running server to work; exit status 0 when it does", _health_arguments, _health)
+REPOSITORY = Command(
+    "write a model repository's configurations from the declarations", _repository_arguments, _repository
+)

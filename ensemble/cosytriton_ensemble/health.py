@@ -1,0 +1,147 @@
+"""Health by real inference: Triton itself stays "ready" when a Python model's process is dead."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from cosytriton_ensemble.errors import ServerError
+from cosytriton_ensemble.pipeline import (
+    ANALYSIS_RATE,
+    AUDIO,
+    CANCEL,
+    MAX_TOKENS,
+    NATIVE_STAGES,
+    PROMPT_TEXT,
+    PYTHON_STAGES,
+    SAMPLE_RATE,
+    SPEECH_LM,
+    TEXT_INPUT,
+    TTS,
+    TTS_STREAM,
+    VOICE,
+    VOICE_ENCODER,
+    WAVEFORM,
+)
+from cosytriton_ensemble.protocol import (
+    STREAM_METADATA,
+    UNLIMITED,
+    held_open,
+    is_final,
+    request_message,
+    response_tensors,
+)
+from cosytriton_ensemble.spec import Array, Ensemble, Feed, Stage
+
+_WORDS = np.array([[b"one two three"]], np.object_)
+
+
+class NotReadyYet(ServerError):  # noqa: N818  (not a failure: ask again)
+    """Nobody listens yet, or the models are still loading."""
+
+
+class HealthCheck:
+    """Asks a running server to work, over gRPC. `deadline` is in seconds, for each answer."""
+
+    def __init__(self, url: str, deadline: float) -> None:
+        self._url = url
+        self._deadline = deadline
+
+    def server_version(self) -> str:
+        """The version that the running server reports."""
+        with self._errors(), grpc.insecure_channel(self._url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            metadata = stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=self._deadline)
+            return str(metadata.version)
+
+    def ready(self) -> None:
+        """Speak three words, unary and streamed; ServerError unless they come out as finite audio."""
+        with self._errors():
+            rate = np.array([[ANALYSIS_RATE]], np.int32)
+            voice = self._infer(VOICE_ENCODER, {AUDIO.name: _voice(), SAMPLE_RATE.name: rate})[0]
+            request = {t.name: voice[t.name] for t in VOICE} | {
+                TEXT_INPUT.name: _WORDS,
+                PROMPT_TEXT.name: _WORDS,
+                MAX_TOKENS.name: np.array([[16]], np.int32),
+            }
+            for model in (TTS, TTS_STREAM):
+                for response in self._infer(model, request):
+                    if not np.isfinite(response[WAVEFORM.name]).all():
+                        raise ServerError(f"{model.name} speaks NaN; its graphs do not fit its checkpoint.")
+
+    def alive(self) -> None:
+        """Get an answer from every model, cheaply, and without waiting behind speech in the queues.
+
+        Native stages run their smallest feed. Python models must refuse a request that is complete but
+        empty; `speech_lm` must answer a cancellation.
+        """
+        with self._errors():
+            for stage in NATIVE_STAGES:
+                self._infer(stage, stage.sample("min"))
+            for stage in PYTHON_STAGES:
+                empty = {t.name: _empty(t.numpy_type, t.shape("min")) for t in stage.inputs}
+                if stage is SPEECH_LM:
+                    self._infer(stage, empty | {CANCEL.name: np.array([[True]])})
+                else:
+                    self._refused(stage, empty)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            loading = error.code() == grpc.StatusCode.UNAVAILABLE
+            kind = NotReadyYet if loading else ServerError
+            raise kind(f"The server at {self._url} is not well: {error.details()}.") from error
+
+    def _refused(self, stage: Stage, feed: Feed) -> None:
+        try:
+            self._infer(stage, feed)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                return
+            raise
+        raise ServerError(f"{stage.name} at {self._url} accepted an empty request; is it this kit's model?")
+
+    def _infer(self, model: Stage | Ensemble, feed: Feed) -> list[Feed]:
+        """Every response of one request, as arrays with batch dimension."""
+        message = request_message(model.name, feed, "health")
+        with grpc.insecure_channel(self._url, UNLIMITED) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            if isinstance(model, Stage) and model.decoupled:
+                return list(self._stream(stub, message))
+            return [response_tensors(stub.ModelInfer(message, timeout=self._deadline))]
+
+    def _stream(self, stub: service_pb2_grpc.GRPCInferenceServiceStub, message: Any) -> Iterator[Feed]:
+        ended = threading.Event()
+        call = stub.ModelStreamInfer(
+            held_open(message, ended), metadata=STREAM_METADATA, timeout=self._deadline
+        )
+        try:
+            for answer in call:
+                if answer.infer_response.outputs:
+                    yield response_tensors(answer.infer_response)
+                if is_final(answer.infer_response):
+                    return
+        finally:
+            call.cancel()
+            ended.set()
+
+
+def _empty(numpy_type: type, shape: tuple[int, ...]) -> Array:
+    return np.full((1, *shape), b"" if numpy_type is np.object_ else 0, numpy_type)
+
+
+def _voice() -> Array:
+    """Two seconds of a buzz with some noise, [1, samples]: enough for the voice stages to work on."""
+    time = np.arange(2 * ANALYSIS_RATE) / ANALYSIS_RATE
+    harmonics = sum(np.sin(2 * np.pi * 120 * h * time) / h for h in range(1, 9))
+    noise = np.random.default_rng(0).normal(0, 0.02, time.size)
+    voice: Array = (0.1 * harmonics + noise).astype(np.float32)[None]
+    return voice

@@ -1,0 +1,157 @@
+"""The one place that touches Triton's Python API: reading requests, answering, translating errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+from cosytriton_ensemble.errors import CancelledError, CosytritonError, InputError, QueueFullError
+from cosytriton_ensemble.spec import Array, Feed, Stage
+
+if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+    raise ImportError(
+        f"numpy {np.__version__} is installed; Triton's Python stub hands out zeros with numpy 2. "
+        "Install `cosytriton[serve]`, which pins numpy < 2."
+    )
+
+log = logging.getLogger(__name__)
+
+
+def read(request: Any, stage: Stage) -> Feed:
+    """The tensors of a request by name, without the batch dimension; absent optional ones are left out."""
+    feed: Feed = {}
+    for tensor in stage.inputs:
+        given = pb.get_input_tensor_by_name(request, tensor.name)
+        if given is not None:
+            feed[tensor.name] = given.as_numpy()[0]
+    return feed
+
+
+def scalar(feed: Feed, name: str, default: int = 0) -> int:
+    """An integer of the request."""
+    return int(feed[name][0]) if name in feed else default
+
+
+def string(feed: Feed, name: str, default: str = "") -> str:
+    """A text of the request; InputError when it is not UTF-8."""
+    if name not in feed:
+        return default
+    raw: bytes = feed[name][0]
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"The input {name!r} is not UTF-8 (byte {error.start}); send UTF-8.") from error
+
+
+def tensors(feed: Feed) -> list[Any]:
+    """Triton tensors from arrays without batch dimension."""
+    return [pb.Tensor(name, np.ascontiguousarray(array[None])) for name, array in feed.items()]
+
+
+class Sender:
+    """Answers one request: any number of responses, then exactly one end."""
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has closed the request."""
+        return bool(self._sender.is_cancelled())
+
+    def send(self, feed: Feed, final: bool = False) -> None:
+        """Send the outputs of a response, without batch dimension."""
+        flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self._sender.send(pb.InferenceResponse(tensors(feed)), flags=flags)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the request, with an error if there was one."""
+        final = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if error is None:
+            self._sender.send(flags=final)
+        else:
+            self._sender.send(pb.InferenceResponse(error=triton_error(error)), flags=final)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Whatever is raised inside ends this request, and this request alone."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (the boundary to Triton: every error becomes a response)
+            self.end(error)
+
+
+def triton_error(error: BaseException) -> Any:
+    """The response that tells a client what went wrong."""
+    codes = {
+        InputError: pb.TritonError.INVALID_ARG,
+        QueueFullError: pb.TritonError.UNAVAILABLE,
+        CancelledError: pb.TritonError.CANCELLED,
+        CosytritonError: pb.TritonError.INTERNAL,
+    }
+    if isinstance(error, ModelError):
+        return pb.TritonError(str(error), error.code)
+    for kind, code in codes.items():
+        if isinstance(error, kind):
+            return pb.TritonError(str(error), code)
+    log.error("unexpected error", exc_info=error)
+    return pb.TritonError(f"{type(error).__name__}: {error}", pb.TritonError.INTERNAL)
+
+
+class ModelError(Exception):
+    """Another model answered with an error; its code is passed on."""
+
+    def __init__(self, model: str, error: Any) -> None:
+        super().__init__(f"{model}: {error.message()}")
+        self.code = error.code()
+
+
+def answer(requests: Sequence[Any], stage: Stage, function: Callable[[Feed], Feed]) -> list[Any]:
+    """Responses of a plain model: one function call for each request."""
+    responses = []
+    for request in requests:
+        try:
+            responses.append(pb.InferenceResponse(tensors(function(read(request, stage)))))
+        except Exception as error:  # noqa: BLE001  (the boundary to Triton: every error becomes a response)
+            responses.append(pb.InferenceResponse(error=triton_error(error)))
+    return responses
+
+
+def call(stage: Stage, feed: Feed) -> Feed:
+    """Run another model and wait for its one response."""
+    response = _request(stage, feed).exec()
+    if response.has_error():
+        raise ModelError(stage.name, response.error())
+    return _outputs(response)
+
+
+def stream(stage: Stage, feed: Feed) -> Iterator[Feed]:
+    """Run a decoupled model; yields its responses as they come."""
+    for response in _request(stage, feed).exec(decoupled=True):
+        if response.has_error():
+            raise ModelError(stage.name, response.error())
+        outputs = _outputs(response)
+        if outputs:  # the last response may carry the final flag alone
+            yield outputs
+
+
+def _request(stage: Stage, feed: Feed) -> Any:
+    names = [t.name for t in stage.inputs if t.name in feed]
+    return pb.InferenceRequest(
+        model_name=stage.name,
+        inputs=tensors({name: feed[name] for name in names}),
+        requested_output_names=[t.name for t in stage.outputs],
+    )
+
+
+def _outputs(response: Any) -> Feed:
+    # Copied: the tensor's memory goes back to the shared pool together with the response.
+    return {t.name(): _copy(t.as_numpy()[0]) for t in response.output_tensors()}
+
+
+def _copy(array: Array) -> Array:
+    return np.array(array)

@@ -1,0 +1,133 @@
+"""`tts_stream`: speaks chunk by chunk while the language model is still talking."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+
+from cosytriton_ensemble.errors import CancelledError, GenerationError
+from cosytriton_ensemble.models.requests import ModelError, Sender, call, read, stream
+from cosytriton_ensemble.models.speech_tokens import padded
+from cosytriton_ensemble.pipeline import (
+    CANCEL,
+    COSYVOICE2,
+    FINALIZE,
+    FLOW,
+    FRAME_COUNT,
+    MEL,
+    PROMPT_TOKEN_COUNT,
+    REQUEST_KEY,
+    SAMPLE_COUNT,
+    SOURCE,
+    SPEECH_LM,
+    STREAMING,
+    TEXT_FRONTEND,
+    TOKEN_COUNT,
+    TOKEN_IDS,
+    TTS_STREAM,
+    VOCODER,
+    WAVEFORM,
+)
+from cosytriton_ensemble.spec import Array, Feed
+from cosytriton_ensemble.streaming import ChunkSchedule, ChunkVocoder, FlowCall
+from cosytriton_ensemble.voice import used_prompt_count
+
+
+class TritonPythonModel:
+    """One thread for each stream; a stream has at most one call to the flow or the vocoder in flight."""
+
+    def execute(self, requests: list[Any]) -> None:
+        """Return at once, so that streams do not wait for one another."""
+        for request in requests:
+            utterance = Utterance(read(request, TTS_STREAM), Sender(request))
+            threading.Thread(target=utterance.speak, daemon=True).start()
+
+
+class Utterance:
+    """One streamed request. Nothing of it is shared with another one."""
+
+    def __init__(self, feed: Feed, sender: Sender) -> None:
+        self._feed = feed
+        self._sender = sender
+        self._key = uuid.uuid4().hex  # not the client's request id, which may be empty or repeated
+
+    def speak(self) -> None:
+        """Send every chunk, then the end; an error ends this stream alone."""
+        with self._sender.guard():
+            used = np.array([used_prompt_count(self._feed)], np.int32)
+            self._feed |= {PROMPT_TOKEN_COUNT.name: used} | call(TEXT_FRONTEND, self._feed)
+            schedule, vocoder = ChunkSchedule(int(used[0])), ChunkVocoder()
+            with contextlib.closing(self._tokens()) as progress:  # so that an error frees the model's slot
+                for tokens, ended in progress:
+                    while chunk := schedule.next_call(len(tokens), ended):
+                        self._send(self._chunk(tokens, chunk, vocoder), chunk)
+            self._sender.end()
+
+    def _tokens(self) -> Generator[tuple[list[int], bool], None, None]:
+        """All speech tokens so far, each time there is one more, and whether they are complete."""
+        tokens: list[int] = []
+        key = {REQUEST_KEY.name: np.array([self._key.encode()], np.object_)}
+        responses = stream(SPEECH_LM, self._feed | key)
+        try:
+            for response in responses:
+                self._check_client()
+                tokens += response[TOKEN_IDS.name].tolist()
+                yield tokens, False
+        except BaseException:
+            cancel(self._feed | key, responses)
+            raise
+        if not tokens:
+            raise GenerationError("The language model ended before its first speech token; try another seed.")
+        yield tokens, True
+
+    def _chunk(self, tokens: list[int], chunk: FlowCall, vocoder: ChunkVocoder) -> Array:
+        """Samples to speak, [n], of one call to the flow and one to the vocoder."""
+        given = np.array(tokens[: chunk.tokens], np.int32)
+        flow = call(
+            FLOW,
+            self._feed
+            | {
+                TOKEN_IDS.name: padded(given),
+                TOKEN_COUNT.name: np.array([given.size], np.int32),
+                STREAMING.name: np.array([chunk.streaming]),
+                FINALIZE.name: np.array([chunk.finalize]),
+            },
+        )
+        self._check_client()
+        frames = slice(COSYVOICE2.frames_per_token * chunk.offset, int(flow[FRAME_COUNT.name][0]))
+        spoken = call(VOCODER, vocoder.feed(flow[MEL.name][frames]))
+        return vocoder.emit(spoken[WAVEFORM.name], spoken[SOURCE.name], chunk.finalize)
+
+    def _send(self, waveform: Array, chunk: FlowCall) -> None:
+        self._check_client()
+        if not np.isfinite(waveform).all():
+            raise GenerationError("The vocoder made NaN; the chunk was not sent.")
+        ended = chunk.tokens if chunk.finalize else chunk.tokens - COSYVOICE2.lookahead
+        self._sender.send(
+            {
+                WAVEFORM.name: waveform,
+                SAMPLE_COUNT.name: np.array([waveform.size], np.int32),
+                TOKEN_COUNT.name: np.array([ended - chunk.offset], np.int32),
+            }
+        )
+
+    def _check_client(self) -> None:
+        if self._sender.is_cancelled():
+            raise CancelledError("The client closed the stream.")
+
+
+def cancel(feed: Feed, responses: Iterator[Feed]) -> None:
+    """Free the language model's slot, and take what it has sent already.
+
+    In this Triton a BLS call can be neither closed nor cancelled: one that is dropped before its final
+    response is held for ever, and its responses with it.
+    """
+    for remaining in (stream(SPEECH_LM, feed | {CANCEL.name: np.array([True])}), responses):
+        with contextlib.suppress(ModelError):
+            deque(remaining, maxlen=0)

@@ -1,0 +1,197 @@
+"""The embedded tritonserver as a child process: its command line, its start, its end.
+
+The binary comes from the wheel `nvidia-pytriton`. Its Python backend and this package's `onnxruntime`
+stand-in are copied into a temporary backend directory: Triton refuses links that lead out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from cosytriton_ensemble.errors import ServerError
+from cosytriton_ensemble.repository import check_repository
+
+SHARED_MEMORY = Path("/dev/shm")
+CACHE_BYTES = 256 << 20  # Triton's response cache for the voice stages
+LOG_LEVELS = {"error": 0, "warning": 1, "info": 2, "verbose": 3}
+STUB = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How the server runs; a profile is a `--model-config-name`, `cpu` is each model's `config.pbtxt`."""
+
+    repository: Path
+    profile: str = "cpu"
+    host: str = "127.0.0.1"  # of gRPC and metrics
+    http_host: str = "127.0.0.1"  # apart: deeply nested JSON over HTTP can crash Triton
+    grpc_port: int = 8001
+    http_port: int = 8000
+    metrics_port: int = 8002
+    log_level: str = "error"
+    exit_timeout: int = 30  # seconds that requests in flight get when the server stops
+
+    @property
+    def grpc_url(self) -> str:
+        """Where the server's own checks reach it."""
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return f"{host}:{self.grpc_port}"
+
+    def ports(self) -> dict[str, int]:
+        """Every port by the flag that sets it."""
+        return {
+            "--grpc-port": self.grpc_port,
+            "--http-port": self.http_port,
+            "--metrics-port": self.metrics_port,
+        }
+
+
+class TritonServer:
+    """One run of tritonserver; a context manager that leaves no process and no shared memory behind."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        check_repository(options.repository)
+        self.options = options
+        self._folder = Path(tempfile.mkdtemp(prefix="cosytriton-"))
+        self._shared_memory = f"{self._folder.name}_"
+        _lay_out_backends(self._folder / "backends")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; it is not ready yet. ServerError when a port is taken."""
+        for flag, port in self.options.ports().items():
+            _check_port(self.options.host, port, flag)
+        # A session of its own: Ctrl-C reaches this process alone, which then lets requests finish.
+        self._process = subprocess.Popen(self._command(), env=_environment(), start_new_session=True)
+
+    def running(self) -> bool:
+        """Whether the server's process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def model_processes(self) -> set[int]:
+        """Process ids of the living Python models. Triton never restarts one that died."""
+        if self._process is None:
+            return set()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self._process.pid).children()
+            return {c.pid for c in children if c.status() != psutil.STATUS_ZOMBIE}
+        return set()
+
+    def stop(self) -> None:
+        """Let requests in flight finish, at most `exit_timeout` seconds, then end the process."""
+        if self._process is not None and self.running():
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(self.options.exit_timeout + 5)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process and its models at once; their clients get a broken connection, not a hang."""
+        if self._process is None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+        for region in SHARED_MEMORY.glob(f"{self._shared_memory}*"):
+            region.unlink(missing_ok=True)
+
+    def __enter__(self) -> TritonServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _command(self) -> list[str]:
+        options, triton = self.options, _triton_folder()
+        level = LOG_LEVELS[options.log_level]
+        command = [
+            str(triton / "bin" / "tritonserver"),
+            f"--model-repository={options.repository.resolve()}",
+            f"--backend-directory={self._folder / 'backends'}",
+            f"--cache-directory={triton / 'caches'}",
+            f"--repoagent-directory={self._folder}",
+            f"--cache-config=local,size={CACHE_BYTES}",
+            f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
+            f"--http-address={options.http_host}",
+            f"--grpc-address={options.host}",
+            f"--metrics-address={options.host}",
+            *(f"{flag}={port}" for flag, port in options.ports().items()),
+            f"--exit-timeout-secs={options.exit_timeout}",
+            f"--log-warning={level >= LOG_LEVELS['warning']}",
+            f"--log-info={level >= LOG_LEVELS['info']}",
+            f"--log-verbose={int(level >= LOG_LEVELS['verbose'])}",
+            "--allow-gpu-metrics=false",
+        ]
+        return command if options.profile == "cpu" else [*command, f"--model-config-name={options.profile}"]
+
+
+def _triton_folder() -> Path:
+    spec = find_spec("pytriton")
+    if spec is None or not spec.submodule_search_locations:
+        raise ServerError(
+            "The embedded tritonserver is not installed. Run `pip install 'cosytriton[serve]'`, "
+            "or serve the repository with the Triton container."
+        )
+    return Path(spec.submodule_search_locations[0]) / "tritonserver"
+
+
+def _lay_out_backends(backends: Path) -> None:
+    triton, version = _triton_folder(), f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = triton / "python_backend_stubs" / version / STUB
+    if not stub.is_file():
+        raise ServerError(
+            f"The embedded tritonserver has no Python stub for Python {version}; use Python 3.11."
+        )
+    python = backends / "python"
+    python.mkdir(parents=True)
+    for source in (*(triton / "backends" / "python").glob("*.*"), stub):
+        shutil.copy2(source, python)
+    shutil.copytree(Path(__file__).parent / "backends" / "onnxruntime", backends / "onnxruntime")
+
+
+def _environment() -> dict[str, str]:
+    """Models import from this interpreter's environment; the copied stub finds its libraries by path."""
+    libraries = (_triton_folder().parents[1] / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR"))
+    found = {"PATH": Path(sys.executable).parent, "LD_LIBRARY_PATH": ":".join(map(str, libraries))}
+    return os.environ | {name: f"{first}:{os.environ.get(name, '')}" for name, first in found.items()}
+
+
+def _check_port(host: str, port: int, flag: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServerError(
+                f"Port {port} on {host} cannot be used ({error.strerror}). "
+                f"Stop what listens there, or choose another with {flag}."
+            ) from error
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

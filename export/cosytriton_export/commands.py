@@ -1,0 +1,101 @@
+"""The subcommands `cosytriton export`, `checkpoint` and `demo`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+from cosytriton_ensemble.cli import Command
+from cosytriton_ensemble.errors import InputError
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, help="directory of a CosyVoice2 checkpoint")
+    parser.add_argument(
+        "--repository",
+        type=Path,
+        default=Path("model_repository"),
+        help="model repository that receives the artifacts (default: %(default)s)",
+    )
+    parser.add_argument("--stages", nargs="+", metavar="STAGE", help="models to export (default: all)")
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    _prepare_torch()
+    from cosytriton_ensemble.repository import write_repository
+    from cosytriton_export.checkpoint import Checkpoint
+    from cosytriton_export.exporter import export_checkpoint
+    from cosytriton_export.parity import format_table
+
+    checkpoint = Checkpoint.open(arguments.checkpoint)
+    rows = export_checkpoint(checkpoint, arguments.repository, arguments.stages)
+    write_repository(arguments.repository)
+    sys.stdout.write(format_table(rows, untrained=checkpoint.untrained) + "\n")
+    return 0
+
+
+def _prepare_torch() -> None:
+    """Set up what torch reads when it is loaded, and what its exporter would print."""
+    # Threads that wait by spinning take twenty times as long where other processes compute too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch.onnx  # noqa: F401  # it sets log levels of its own
+
+    # The exporter reports each rewrite of the graph and its own deprecations.
+    for name in ("onnx_ir", "onnxscript", "torch.onnx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"torch\..*|onnxscript\..*|copyreg")
+
+
+def _write_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, help="new directory for the checkpoint")
+    parser.add_argument(
+        "--size",
+        choices=("tiny", "full"),
+        default="tiny",
+        help="tiny, or full with the official shapes, 3.1 GB (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default: %(default)s)")
+
+
+def _write(arguments: argparse.Namespace) -> int:
+    _prepare_torch()
+    from cosytriton_export.writer import write_checkpoint
+
+    log = logging.getLogger(__name__)
+    checkpoint = write_checkpoint(arguments.directory, arguments.size, arguments.seed, log.info)
+    sys.stdout.write(f"{checkpoint.path}: an untrained checkpoint, its sound is noise\n")
+    return 0
+
+
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", type=Path, help="a CosyVoice2 checkpoint (default: the demo voice)")
+    parser.add_argument("--text", help="what to say (default: a sentence that the demo voice can say)")
+    parser.add_argument("--voice", type=Path, help="reference audio (default: a recording of the demo voice)")
+    parser.add_argument("--transcript", help="what is said in the reference audio")
+    parser.add_argument("--build", type=Path, default=Path("build/demo"), help="folder for what is built")
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    _prepare_torch()
+    from cosytriton_export.checkpoint import Checkpoint
+    from cosytriton_export.demo import default_speaker, run_demo
+    from cosytriton_export.demo_voice import unpack_demo_voice
+
+    if (arguments.voice is None) != (arguments.transcript is None):
+        raise InputError("--voice and --transcript belong together: give both, or neither.")
+    demo_voice = unpack_demo_voice(arguments.build)
+    checkpoint = Checkpoint.open(arguments.checkpoint or demo_voice)
+    given = {name: getattr(arguments, name) for name in ("text", "voice", "transcript")}
+    speaker = replace(default_speaker(demo_voice), **{k: v for k, v in given.items() if v is not None})
+    sys.stdout.write(run_demo(checkpoint, speaker, arguments.build, Path.cwd()) + "\n")
+    return 0
+
+
+EXPORT = Command("export a CosyVoice2 checkpoint into a model repository", _export_arguments, _export)
+WRITE = Command("write an untrained checkpoint of the official layout", _write_arguments, _write)
+DEMO = Command("export the demo voice, serve it, and let it speak", _demo_arguments, _demo)

@@ -1,0 +1,186 @@
+"""The export: a checkpoint becomes the artifacts of a model repository, all of them or none.
+
+Every graph is written to a staging folder beside its place, compared with its PyTorch module there, and
+moved only after the last stage has passed. A manifest beside each artifact says what it was made from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from torch import nn
+
+from cosytriton_ensemble.errors import CosytritonError
+from cosytriton_ensemble.pipeline import (
+    AUDIO_TOKENIZER,
+    FLOW,
+    PROMPT_MEL_STAGE,
+    SPEAKER_EMBEDDING,
+    SPEECH_LM,
+    TEXT_FRONTEND,
+    VOCODER,
+)
+from cosytriton_ensemble.repository import MANIFEST, artifacts, version_directory
+from cosytriton_ensemble.spec import Stage
+from cosytriton_export.audio_tokenizer import AudioTokenizer
+from cosytriton_export.checkpoint import Checkpoint
+from cosytriton_export.errors import ExportError
+from cosytriton_export.features import PromptMel
+from cosytriton_export.flow import Flow
+from cosytriton_export.graph import export_stage
+from cosytriton_export.hift import Vocoder
+from cosytriton_export.llm import LanguageModel
+from cosytriton_export.llm_graph import OPSET as LLM_OPSET
+from cosytriton_export.llm_graph import export_llm
+from cosytriton_export.parity import (
+    ParityRow,
+    llm_feeds,
+    llm_reference,
+    measure,
+    stage_feeds,
+    stage_reference,
+)
+from cosytriton_export.speaker_embedding import SpeakerEmbedding
+from cosytriton_export.tokenizer import build_tokenizer, save_tokenizer
+
+OPSET = 18
+TOOLS = ("torch", "onnx", "onnxruntime", "tokenizers")
+
+Progress = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
+MODULES: Mapping[str, tuple[Stage, Callable[[Checkpoint], nn.Module]]] = {
+    SPEAKER_EMBEDDING.name: (SPEAKER_EMBEDDING, SpeakerEmbedding.from_checkpoint),
+    AUDIO_TOKENIZER.name: (AUDIO_TOKENIZER, AudioTokenizer.from_checkpoint),
+    PROMPT_MEL_STAGE.name: (PROMPT_MEL_STAGE, PromptMel.from_checkpoint),
+    FLOW.name: (FLOW, Flow.from_checkpoint),
+    VOCODER.name: (VOCODER, Vocoder.from_checkpoint),
+}
+
+
+def export_checkpoint(
+    checkpoint: Checkpoint,
+    repository: Path,
+    stages: Sequence[str] | None = None,
+    progress: Progress = _log.info,
+) -> list[ParityRow]:
+    """Export the checkpoint into the model repository.
+
+    Args:
+        checkpoint: what to export.
+        repository: receives `<stage>/1/<artifact>` and `<stage>/1/manifest.json`; old ones are replaced only
+            when all of `stages` have passed.
+        stages: names of the models to export; all if not given.
+        progress: called with a line before each step.
+
+    Returns:
+        A row per stage, with the errors against PyTorch.
+
+    Raises:
+        CheckpointError: a file of the checkpoint is damaged or does not fit the others.
+        ExportError: a stage is unknown, cannot be exported, or is outside its tolerance.
+
+    """
+    names = list(artifacts()) if stages is None else list(dict.fromkeys(stages))
+    unknown = [name for name in names if name not in artifacts()]
+    if unknown:
+        raise ExportError(f"unknown stages {', '.join(unknown)}; known are {', '.join(artifacts())}.")
+    with _staging(repository, names) as drafts:
+        rows = []
+        for number, name in enumerate(names, 1):
+            progress(f"[{number}/{len(names)}] {name}")
+            path = drafts[name] / artifacts()[name]
+            row = _export(checkpoint, name, path)
+            _write_manifest(checkpoint, row, path)
+            rows.append(row)
+        for name in names:
+            _publish(drafts[name], version_directory(repository, name))
+    return rows
+
+
+def _export(checkpoint: Checkpoint, name: str, path: Path) -> ParityRow:
+    """Write one artifact to `path` and measure it."""
+    try:
+        if name == TEXT_FRONTEND.name:
+            save_tokenizer(build_tokenizer(checkpoint), path)
+            return ParityRow(name, None, _megabytes(path), 0, {})
+        if name == SPEECH_LM.name:
+            model = LanguageModel.from_checkpoint(checkpoint)
+            export_llm(model, path)
+            errors = measure(path, llm_reference(model), llm_feeds(model), SPEECH_LM.tolerance)
+            return ParityRow(name, LLM_OPSET, _megabytes(path), SPEECH_LM.tolerance, errors)
+        stage, build = MODULES[name]
+        module = build(checkpoint).eval()
+        export_stage(stage, module, path, opset=OPSET)
+        errors = measure(path, stage_reference(stage, module), stage_feeds(stage), stage.tolerance)
+        return ParityRow(name, OPSET, _megabytes(path), stage.tolerance, errors)
+    except (CosytritonError, OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever a module makes of a configuration with impossible values
+        raise ExportError(
+            f"{checkpoint.path}: the stage {name!r} cannot be built from this configuration and "
+            f"these weights ({type(error).__name__}: {error})."
+        ) from error
+
+
+def _megabytes(path: Path) -> float:
+    return sum(file.stat().st_size for file in path.parent.iterdir()) / 1e6
+
+
+@contextlib.contextmanager
+def _staging(repository: Path, names: Sequence[str]) -> Iterator[dict[str, Path]]:
+    """Give a folder per model, inside the model's own: one file system, and Triton ignores its name."""
+    with contextlib.ExitStack() as stack:
+        drafts = {}
+        for name in names:
+            parent = repository / name
+            created = not parent.exists()
+            parent.mkdir(parents=True, exist_ok=True)
+            if created:
+                stack.callback(_remove_if_empty, parent)
+            drafts[name] = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=".export-"))
+            )
+        yield drafts
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _publish(draft: Path, place: Path) -> None:
+    """Move the files; the manifest goes last, so that a mixture never passes for whole."""
+    place.mkdir(parents=True, exist_ok=True)
+    files = sorted(draft.iterdir(), key=lambda file: (file.name == MANIFEST, not file.name.endswith(".data")))
+    for file in files:
+        file.replace(place / file.name)
+
+
+def _write_manifest(checkpoint: Checkpoint, row: ParityRow, path: Path) -> None:
+    manifest = {
+        "stage": row.stage,
+        "artifact": path.name,
+        "sha256": {file.name: _sha256(file) for file in sorted(path.parent.iterdir())},
+        "checkpoint": checkpoint.digest,
+        "family": checkpoint.family.name,
+        "untrained": checkpoint.untrained,
+        "precision": "fp32",
+        "opset": row.opset,
+        "tools": {tool: version(tool) for tool in TOOLS},
+        "tolerance": row.tolerance,
+        "errors": {f"{size}, {batch} rows": error for (size, batch), error in row.errors.items()},
+    }
+    (path.parent / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

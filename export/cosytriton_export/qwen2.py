@@ -1,0 +1,186 @@
+"""The Qwen2 backbone (arXiv 2407.10671) over key and value caches of fixed capacity.
+
+Grouped-query attention with biased projections and rotary positions, SwiGLU, root-mean-square norms
+before each block. Attributes carry the official key names. Rows of one batch may stand at different
+positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (the usual name)
+
+from cosytriton_export.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen2Config:
+    """The sizes of a Qwen2 backbone, named as in its `config.json`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    rope_theta: float
+    rms_norm_eps: float
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """Take the sizes from a parsed `config.json`, which holds more than them.
+
+        Raises `CheckpointError`: a size is missing, or the heads do not divide the width.
+        """
+        missing = [name for name in cls.__slots__ if name not in config]
+        if missing:
+            raise CheckpointError(f"the Qwen2 config.json lacks {missing}; it has {sorted(config)}.")
+        sizes = cls(**{name: config[name] for name in cls.__slots__})
+        widths = (sizes.hidden_size, sizes.num_attention_heads, sizes.num_key_value_heads)
+        if any(width % divisor for width, divisor in pairwise(widths)):
+            raise CheckpointError(
+                f"the Qwen2 config.json has {widths} as hidden_size, num_attention_heads and "
+                "num_key_value_heads: each must be a multiple of the next."
+            )
+        return sizes
+
+    @property
+    def head_dim(self) -> int:
+        """The width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over a cache of fixed capacity."""
+
+    def __init__(self, sizes: Qwen2Config) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads
+        self.head_dim, self.group = sizes.head_dim, self.heads // self.kv_heads
+        self.q_proj = nn.Linear(sizes.hidden_size, self.heads * self.head_dim)
+        self.k_proj = nn.Linear(sizes.hidden_size, self.kv_heads * self.head_dim)
+        self.v_proj = nn.Linear(sizes.hidden_size, self.kv_heads * self.head_dim)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, sizes.hidden_size, bias=False)
+
+    def forward(
+        self, x: Tensor, places: Places, key_cache: Tensor, value_cache: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Attend from x [batch, new, hidden]; returns the output and the two updated caches."""
+        batch, new, _ = x.shape
+        query = rotate(self.q_proj(x) * self.head_dim**-0.5, places, self.heads)
+        key = rotate(self.k_proj(x), places, self.kv_heads)
+        keys = tensor_scatter(key_cache, self._by_kv_head(key), places.past_counts)
+        values = tensor_scatter(value_cache, self._by_kv_head(self.v_proj(x)), places.past_counts)
+        # The heads of a group become rows of one product: [batch, kv_heads, new * group, head_dim].
+        query = self._by_kv_head(query).reshape(batch, self.kv_heads, new * self.group, self.head_dim)
+        scores = query @ keys.transpose(2, 3) + places.bias  # [batch, kv_heads, new * group, capacity]
+        mixed = (scores.softmax(-1) @ values).reshape(batch, self.kv_heads, new, self.group * self.head_dim)
+        return self.o_proj(mixed.transpose(1, 2).reshape(batch, new, -1)), keys, values
+
+    def _by_kv_head(self, x: Tensor) -> Tensor:
+        # [batch, new, kv_heads * width] -> [batch, kv_heads, new, width]
+        return x.reshape(*x.shape[:2], self.kv_heads, -1).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, sizes: Qwen2Config) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(sizes.intermediate_size, sizes.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [..., hidden] to the same shape."""
+        down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return down
+
+
+class Layer(nn.Module):
+    """One pre-norm decoder layer."""
+
+    def __init__(self, sizes: Qwen2Config) -> None:
+        super().__init__()
+        self.self_attn = Attention(sizes)
+        self.mlp = MLP(sizes)
+        self.input_layernorm = nn.RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+
+    def forward(
+        self, x: Tensor, places: Places, key_cache: Tensor, value_cache: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Map x [batch, new, hidden] to the same shape; returns it and the two updated caches."""
+        attended, keys, values = self.self_attn(self.input_layernorm(x), places, key_cache, value_cache)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), keys, values
+
+
+class Backbone(nn.Module):
+    """Qwen2 without a head."""
+
+    def __init__(self, sizes: Qwen2Config, text_rows: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.embed_tokens = nn.Embedding(text_rows, sizes.hidden_size)
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.num_hidden_layers))
+        self.norm = nn.RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+
+    def forward(
+        self, x: Tensor, past_counts: Tensor, key_caches: Sequence[Tensor], value_caches: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Run x [batch, new, hidden] on; returns the state after the final norm and the updated caches."""
+        places = Places.of(self.sizes, past_counts, x.shape[1], key_caches[0].shape[2])
+        keys, values = [], []
+        for layer, key_cache, value_cache in zip(self.layers, key_caches, value_caches, strict=True):
+            x, key, value = layer(x, places, key_cache, value_cache)
+            keys.append(key)
+            values.append(value)
+        return self.norm(x), keys, values
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the new positions of each row stand: what all layers share."""
+
+    past_counts: Tensor  # [batch], where in the cache a row's new positions begin
+    cos: Tensor  # [batch, new, head_dim / 2]
+    sin: Tensor
+    bias: Tensor  # [batch, 1, new * group, capacity], 0 where a key is visible, else -inf
+
+    @classmethod
+    def of(cls, sizes: Qwen2Config, past_counts: Tensor, new: int, capacity: int) -> Self:
+        """Angles of the rotary embedding (arXiv 2104.09864, halves rotated) and the causal mask."""
+        half = torch.arange(0, sizes.head_dim, 2) / sizes.head_dim
+        positions = past_counts[:, None] + torch.arange(new)  # [batch, new]
+        angles = positions[:, :, None] * sizes.rope_theta**-half
+        group = sizes.num_attention_heads // sizes.num_key_value_heads
+        rows = positions[:, :, None].expand(-1, -1, group).flatten(1)  # a query's heads stand side by side
+        visible = torch.arange(capacity) <= rows[:, None, :, None]
+        bias = torch.where(visible, 0.0, float("-inf"))
+        return cls(past_counts, angles.cos(), angles.sin(), bias)
+
+
+def rotate(x: Tensor, places: Places, heads: int) -> Tensor:
+    """Turn x [batch, new, heads * head_dim] by its positions."""
+    return torch.onnx.ops.rotary_embedding(x, places.cos, places.sin, num_heads=heads)
+
+
+def tensor_scatter(cache: Tensor, update: Tensor, write_indices: Tensor) -> Tensor:
+    """Write update [batch, heads, new, width] into cache [batch, heads, capacity, width].
+
+    Row b begins at `write_indices[b]`, and `write_indices[b] + new` must not exceed the capacity. In the
+    graph this is ONNX's TensorScatter, which may work in place.
+    """
+    if torch.onnx.is_in_onnx_export():
+        inputs = (cache, update, write_indices.long())
+        return torch.onnx.ops.symbolic(
+            "TensorScatter", inputs, {"axis": 2}, dtype=cache.dtype, shape=cache.shape, version=24
+        )
+    places = write_indices.long()[:, None] + torch.arange(update.shape[2])
+    return cache.scatter(2, places[:, None, :, None].expand_as(update), update)

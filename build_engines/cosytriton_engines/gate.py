@@ -85,7 +85,9 @@ def _parse(trt: Any, logger: Any, network: Any, onnx_path: Path) -> None:
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(onnx_path)):
         errors = (parser.get_error(index) for index in range(parser.num_errors))
-        reasons = "; ".join(f"{e.node_name()} ({e.node_operator()}): {e.desc()}" for e in errors)
+        reasons = "; ".join(
+            f"{e.node_operator()} {e.node_name()!r}: {e.code().name}, {e.desc()}" for e in errors
+        )
         raise GateError(f"{onnx_path}: the parser refuses {reasons or ' '.join(logger.errors)}")
 
 

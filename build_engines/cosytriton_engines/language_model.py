@@ -9,32 +9,32 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from cosytriton_ensemble.pipeline import PROMPT_TOKENS, SPEECH_LM, TEXT, TOKENS
-from cosytriton_ensemble.spec import Dim, Size
 
 from cosytriton_engines.gate import GateError
+from cosytriton_ensemble.pipeline import PROMPT_TOKENS, SPEECH_LM, TEXT, TOKENS
+from cosytriton_ensemble.spec import Dim, Size
 
 _SLOTS = dict(SPEECH_LM.parameters)["slots"]
 _MARKS = 2  # start of sequence, and the one between text and speech
 
 BATCH = Dim("batch", 1, max(1, _SLOTS // 2), _SLOTS)
-NEW = Dim("new", 1, 1, TEXT.max + PROMPT_TOKENS.max + _MARKS)  # usually a step of one id, once the prompt
-POSITIONS = Dim("capacity", 1, TOKENS.opt, NEW.max + TOKENS.max, step=64)
-CAPACITY = POSITIONS.padded(POSITIONS.max)
+NEW = Dim("new", 1, 1, TEXT.max + PROMPT_TOKENS.max + _MARKS)  # once the prompt, then a step of one id
+CAPACITY = -(-(NEW.max + TOKENS.max) // 64) * 64  # rows of a cache stay aligned
 
 
 def fix_capacity(source: Path, target: Path, capacity: int = CAPACITY) -> None:
     """Write a copy of the language model's graph whose caches have `capacity` positions.
 
-    The weights go to `<target>.data`: of a full-size model they exceed what one file may hold.
+    The weights go to `<target>.data`: those of a full-size model are too large for the graph's own file.
     """
-    model = onnx.load(source)
+    model, data = onnx.load(source), target.with_name(f"{target.name}.data")
     for value in (*model.graph.input, *model.graph.output):
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param == POSITIONS.name:
+            if dim.dim_param == "capacity":
                 dim.dim_value = capacity
     del model.graph.value_info[:]  # it would contradict; the parser infers it again
-    onnx.save(model, target, save_as_external_data=True, location=f"{target.name}.data")
+    data.unlink(missing_ok=True)  # onnx would append
+    onnx.save(model, target, save_as_external_data=True, location=data.name)
 
 
 def profile(onnx_path: Path) -> dict[str, dict[Size, tuple[int, ...]]]:
@@ -42,7 +42,8 @@ def profile(onnx_path: Path) -> dict[str, dict[Size, tuple[int, ...]]]:
 
     Raises `GateError` when an axis is neither fixed nor the batch nor the new positions.
     """
-    ranges, shapes = {dim.name: dim for dim in (BATCH, NEW)}, {}
+    ranges = {dim.name: dim for dim in (BATCH, NEW)}
+    shapes: dict[str, dict[Size, tuple[int, ...]]] = {}
     for value in onnx.load(onnx_path, load_external_data=False).graph.input:
         dims = [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
         if unknown := [dim for dim in dims if isinstance(dim, str) and dim not in ranges]:
@@ -50,8 +51,9 @@ def profile(onnx_path: Path) -> dict[str, dict[Size, tuple[int, ...]]]:
                 f"{onnx_path}: the input {value.name!r} is dynamic along {unknown}, a language model may be "
                 f"along {sorted(ranges)}; write the graph with `fix_capacity` first."
             )
+        sizes: tuple[Size, ...] = ("min", "opt", "max")
         shapes[value.name] = {
             size: tuple(ranges[dim].size(size) if isinstance(dim, str) else dim for dim in dims)
-            for size in ("min", "opt", "max")
+            for size in sizes
         }
     return shapes

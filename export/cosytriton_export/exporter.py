@@ -95,9 +95,9 @@ def export_checkpoint(
     with _staging(repository, names) as drafts:
         rows = []
         for number, name in enumerate(names, 1):
-            progress(f"[{number}/{len(names)}] {name}")
+            progress(f"[{number}/{len(names)}] {name}: export")
             path = drafts[name] / artifacts()[name]
-            row = _export(checkpoint, name, path)
+            row = _export(checkpoint, name, path, progress)
             _write_manifest(checkpoint, row, path)
             rows.append(row)
         for name in names:
@@ -105,7 +105,7 @@ def export_checkpoint(
     return rows
 
 
-def _export(checkpoint: Checkpoint, name: str, path: Path) -> ParityRow:
+def _export(checkpoint: Checkpoint, name: str, path: Path, progress: Progress) -> ParityRow:
     """Write one artifact to `path` and measure it."""
     try:
         if name == TEXT_FRONTEND.name:
@@ -114,11 +114,13 @@ def _export(checkpoint: Checkpoint, name: str, path: Path) -> ParityRow:
         if name == SPEECH_LM.name:
             model = LanguageModel.from_checkpoint(checkpoint)
             export_llm(model, path)
+            progress(f"{name}: comparison with PyTorch")
             errors = measure(path, llm_reference(model), llm_feeds(model), SPEECH_LM.tolerance)
             return ParityRow(name, LLM_OPSET, _megabytes(path), SPEECH_LM.tolerance, errors)
         stage, build = MODULES[name]
         module = build(checkpoint).eval()
         export_stage(stage, module, path, opset=OPSET)
+        progress(f"{name}: comparison with PyTorch")
         errors = measure(path, stage_reference(stage, module), stage_feeds(stage), stage.tolerance)
         return ParityRow(name, OPSET, _megabytes(path), stage.tolerance, errors)
     except (CosytritonError, OSError, MemoryError):
@@ -162,6 +164,8 @@ def _publish(draft: Path, place: Path) -> None:
     files = sorted(draft.iterdir(), key=lambda file: (file.name == MANIFEST, not file.name.endswith(".data")))
     for file in files:
         file.replace(place / file.name)
+    for stale in {f"{file.name}.data" for file in files} - {file.name for file in files}:
+        (place / stale).unlink(missing_ok=True)  # the large weights of a graph that is replaced
 
 
 def _write_manifest(checkpoint: Checkpoint, row: ParityRow, path: Path) -> None:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
-from cosytriton_engines import gate
-from cosytriton_engines.gate import GateError, Shapes, build_gate
-from cosytriton_ensemble.pipeline import FLOW
-from cosytriton_export.flow import Flow
-from cosytriton_export.graph import export_stage
-from cosytriton_export.hyperyaml import load_hyperyaml
 from onnx import TensorProto, helper
-from safetensors.torch import load_file
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-PROFILE: Shapes = {"x": {"min": (1, 4), "opt": (2, 4), "max": (8, 4)}}
+from cosytriton_engines import gate, language_model
+from cosytriton_engines.gate import GateError, Shapes, build_gate
+from cosytriton_ensemble.config import DEFAULT_MODEL
+from cosytriton_ensemble.pipeline import NATIVE_STAGES, SPEECH_LM
+from cosytriton_ensemble.repository import artifacts, version_directory
+
+GRAPHS = [model for model, file in artifacts().items() if file == DEFAULT_MODEL]
+PROFILE: Shapes = {"x": {"min": (1, 4, 1), "opt": (2, 4, 1), "max": (8, 4, 1)}}
 
 
-def write_graph(path: Path, op_type: str, inputs: list[str] | None = None) -> Path:
-    """A graph of one operator over x [batch, 4]."""
-    node = helper.make_node(op_type, inputs or ["x"], ["y"])
+def exported(repository: Path, model: str) -> Path:
+    return version_directory(repository, model) / DEFAULT_MODEL
+
+
+def write_graph(path: Path, op_type: str, **attributes: Any) -> Path:
+    """A graph of one operator over x [batch, 4, 1]."""
     graph = helper.make_graph(
-        [node],
+        [helper.make_node(op_type, ["x"], ["y"], name="the_node", **attributes)],
         "one",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4, 1])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
@@ -39,28 +42,35 @@ def test_missing_tensorrt_says_what_to_install(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.gate
-def test_good_graph_builds(tmp_path: Path) -> None:
-    result = build_gate(write_graph(tmp_path / "model.onnx", "Relu"), PROFILE)
-    assert result.plan_bytes > 0
-    assert result.build_seconds > 0
+@pytest.mark.parametrize("model", GRAPHS)
+def test_every_exported_graph_builds(model: str, tiny_repository: Path, tmp_path: Path) -> None:
+    """Strongly typed, over the whole range of sizes that is served."""
+    path = exported(tiny_repository, model)
+    if model == SPEECH_LM.name:
+        path = tmp_path / DEFAULT_MODEL
+        language_model.fix_capacity(exported(tiny_repository, model), path)
+        profile: Shapes = language_model.profile(path)
+    else:
+        profile = next(stage.profile() for stage in NATIVE_STAGES if stage.name == model)
+    assert build_gate(path, profile).plan_bytes > 0
 
 
 @pytest.mark.gate
-def test_refused_operator_is_named(tmp_path: Path) -> None:
-    with pytest.raises(GateError, match="Multinomial"):
-        build_gate(write_graph(tmp_path / "model.onnx", "Multinomial"), PROFILE)
+def test_cache_of_open_length_is_refused(tiny_repository: Path, tmp_path: Path) -> None:
+    """Why the language model's graph is not built as it is exported."""
+    language_model.fix_capacity(exported(tiny_repository, SPEECH_LM.name), tmp_path / DEFAULT_MODEL)
+    profile = language_model.profile(tmp_path / DEFAULT_MODEL)
+    with pytest.raises(GateError, match=r"(?s)TensorScatter .*KV cache tensor must have a static sequence"):
+        build_gate(exported(tiny_repository, SPEECH_LM.name), profile)
+
+
+@pytest.mark.gate
+def test_refused_operator_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(GateError, match="DFT 'the_node': INVALID_NODE, .*Plugin not found"):
+        build_gate(write_graph(tmp_path / DEFAULT_MODEL, "DFT", axis=1), PROFILE)
 
 
 @pytest.mark.gate
 def test_profile_must_name_the_inputs(tmp_path: Path) -> None:
     with pytest.raises(GateError, match=r"inputs are \['x'\], the profile's are \['z'\]"):
-        build_gate(write_graph(tmp_path / "model.onnx", "Relu"), {"z": PROFILE["x"]})
-
-
-@pytest.mark.gate
-def test_flow_builds(tmp_path: Path) -> None:
-    """The solver's Loop, its plain attention and the per-row masks pass as one strongly typed graph."""
-    config = load_hyperyaml(GOLDEN / "cosyvoice2_tiny.yaml")["flow"]
-    state = load_file(GOLDEN / "flow_v2_weights.safetensors")
-    export_stage(FLOW, Flow.from_config(config, state, "golden"), tmp_path / "model.onnx")
-    assert build_gate(tmp_path / "model.onnx", FLOW.profile()).plan_bytes > 0
+        build_gate(write_graph(tmp_path / DEFAULT_MODEL, "Relu"), {"z": PROFILE["x"]})

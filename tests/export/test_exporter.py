@@ -74,6 +74,14 @@ def test_equal_checkpoints_give_equal_artifacts(
         assert new == {name: old[name] for name in new}
 
 
+def test_large_weights_of_a_replaced_graph_are_removed(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = tmp_path / CHEAP / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx.data").write_bytes(b"weights of a larger model")
+    export_checkpoint(tiny_checkpoint, tmp_path, [CHEAP])
+    assert sorted(contents(folder)) == ["manifest.json", "model.onnx"]
+
+
 def test_a_failed_export_leaves_the_old_artifacts(
     tiny_checkpoint: Checkpoint, tiny_repository: Path, tmp_path: Path
 ) -> None:

@@ -6,7 +6,8 @@ import contextlib
 import threading
 import uuid
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,17 @@ class TritonPythonModel:
 
 
 class Utterance:
-    """One streamed request. Nothing of it is shared with another one."""
+    """One streamed request. Nothing of it is shared with another one.
+
+    A second thread takes the tokens, so that a client who goes is noticed between two tokens and not
+    after the flow, and the language model's slot is free at once.
+    """
 
     def __init__(self, feed: Feed, sender: Sender) -> None:
         self._feed = feed
         self._sender = sender
-        self._key = uuid.uuid4().hex  # not the client's request id, which may be empty or repeated
+        self._arrived: SimpleQueue[list[int] | Exception | None] = SimpleQueue()  # None: no more tokens
+        self._failed = False
 
     def speak(self) -> None:
         """Send every chunk, then the end; an error ends this stream alone."""
@@ -63,25 +69,38 @@ class Utterance:
             used = np.array([used_prompt_count(self._feed)], np.int32)
             self._feed |= {PROMPT_TOKEN_COUNT.name: used} | call(TEXT_FRONTEND, self._feed)
             schedule, vocoder = ChunkSchedule(int(used[0])), ChunkVocoder()
-            with contextlib.closing(self._tokens()) as progress:  # so that an error frees the model's slot
-                for tokens, ended in progress:
+            threading.Thread(target=self._listen, daemon=True).start()
+            try:
+                for tokens, ended in self._tokens():
                     while chunk := schedule.next_call(len(tokens), ended):
                         self._send(self._chunk(tokens, chunk, vocoder), chunk)
+            except BaseException:
+                self._failed = True
+                raise
             self._sender.end()
 
-    def _tokens(self) -> Generator[tuple[list[int], bool], None, None]:
-        """All speech tokens so far, each time there is one more, and whether they are complete."""
-        tokens: list[int] = []
-        key = {REQUEST_KEY.name: np.array([self._key.encode()], np.object_)}
-        responses = stream(SPEECH_LM, self._feed | key)
+    def _listen(self) -> None:
+        """Hand over the speech tokens, and at last what ended them."""
+        # Not the client's request id, which may be empty or repeated.
+        request = self._feed | {REQUEST_KEY.name: np.array([uuid.uuid4().hex.encode()], np.object_)}
+        responses = stream(SPEECH_LM, request)
         try:
             for response in responses:
                 self._check_client()
-                tokens += response[TOKEN_IDS.name].tolist()
-                yield tokens, False
-        except BaseException:
-            cancel(self._feed | key, responses)
-            raise
+                self._arrived.put(response[TOKEN_IDS.name].tolist())
+            self._arrived.put(None)
+        except Exception as error:  # noqa: BLE001  (it is raised again where the stream is answered)
+            self._arrived.put(error)
+            cancel(request, responses)
+
+    def _tokens(self) -> Iterator[tuple[list[int], bool]]:
+        """All speech tokens so far, each time there is one more, and whether they are complete."""
+        tokens: list[int] = []
+        while (arrived := self._arrived.get()) is not None:
+            if isinstance(arrived, Exception):
+                raise arrived
+            tokens += arrived
+            yield tokens, False
         if not tokens:
             raise GenerationError("The language model ended before its first speech token; try another seed.")
         yield tokens, True
@@ -118,7 +137,7 @@ class Utterance:
         )
 
     def _check_client(self) -> None:
-        if self._sender.is_cancelled():
+        if self._failed or self._sender.is_cancelled():
             raise CancelledError("The client closed the stream.")
 
 

@@ -61,7 +61,7 @@ def tiny_repository(tiny_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPa
 
     repository = tmp_path_factory.mktemp("repository")
     write_repository(repository)
-    export_checkpoint(tiny_checkpoint, repository)
+    export_checkpoint(tiny_checkpoint, repository, workers=2)
     return repository
 
 
@@ -73,7 +73,7 @@ def demo_repository(demo_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPa
 
     repository = tmp_path_factory.mktemp("demo-repository")
     write_repository(repository)
-    export_checkpoint(demo_checkpoint, repository)
+    export_checkpoint(demo_checkpoint, repository, workers=2)
     return repository
 
 
@@ -122,7 +122,12 @@ def serving(repository: Path, log: Path) -> Iterator[RunningServer]:
     ports = free_ports(3)
     names = ("--grpc-port", "--http-port", "--metrics-port")
     flags = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
-    command = [Path(sys.executable).with_name("cosytriton"), "serve", f"--repository={repository}", *flags]
+    command = [
+        str(Path(sys.executable).with_name("cosytriton")),
+        "serve",
+        f"--repository={repository}",
+        *flags,
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     running = RunningServer(process, log, *ports)

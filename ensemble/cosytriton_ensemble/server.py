@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,10 +24,12 @@ from types import TracebackType
 import psutil
 
 from cosytriton_ensemble.errors import ServerError
+from cosytriton_ensemble.metrics import ACTIVE_REQUESTS, read_metric
 from cosytriton_ensemble.repository import check_repository
 
 SHARED_MEMORY = Path("/dev/shm")
 CACHE_BYTES = 256 << 20  # Triton's response cache for the voice stages
+DRAIN_PERIOD = 0.2  # seconds between two looks at the requests in flight
 LOG_LEVELS = {"error": 0, "warning": 1, "info": 2, "verbose": 3}
 STUB = "triton_python_backend_stub"
 
@@ -50,6 +53,11 @@ class ServerOptions:
         """Where the server's own checks reach it."""
         host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
         return f"{host}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where the server's metrics are read."""
+        return f"http://{self.grpc_url.rsplit(':', 1)[0]}:{self.metrics_port}"
 
     def ports(self) -> dict[str, int]:
         """Every port by the flag that sets it."""
@@ -94,10 +102,18 @@ class TritonServer:
     def stop(self) -> None:
         """Let requests in flight finish, at most `exit_timeout` seconds, then end the process."""
         if self._process is not None and self.running():
+            self._drain()
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(self.options.exit_timeout + 5)
         self.kill()
+
+    def _drain(self) -> None:
+        """Wait for speech in progress: a stopping Triton refuses the models' calls to one another."""
+        deadline = time.monotonic() + self.options.exit_timeout
+        with contextlib.suppress(OSError):
+            while time.monotonic() < deadline and read_metric(self.options.metrics_url, ACTIVE_REQUESTS):
+                time.sleep(DRAIN_PERIOD)
 
     def kill(self) -> None:
         """End the process and its models at once; their clients get a broken connection, not a hang."""

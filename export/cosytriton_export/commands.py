@@ -13,6 +13,8 @@ from pathlib import Path
 from cosytriton_ensemble.cli import Command
 from cosytriton_ensemble.errors import InputError
 
+WORKERS = 2  # stages that are exported at a time; a full-size one takes up to 4 GB
+
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="directory of a CosyVoice2 checkpoint")
@@ -33,7 +35,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from cosytriton_export.parity import format_table
 
     checkpoint = Checkpoint.open(arguments.checkpoint)
-    rows = export_checkpoint(checkpoint, arguments.repository, arguments.stages)
+    rows = export_checkpoint(checkpoint, arguments.repository, arguments.stages, workers=WORKERS)
     write_repository(arguments.repository)
     sys.stdout.write(format_table(rows, untrained=checkpoint.untrained) + "\n")
     return 0
@@ -92,7 +94,8 @@ def _demo(arguments: argparse.Namespace) -> int:
     checkpoint = Checkpoint.open(arguments.checkpoint or demo_voice)
     given = {name: getattr(arguments, name) for name in ("text", "voice", "transcript")}
     speaker = replace(default_speaker(demo_voice), **{k: v for k, v in given.items() if v is not None})
-    sys.stdout.write(run_demo(checkpoint, speaker, arguments.build, Path.cwd()) + "\n")
+    table = run_demo(checkpoint, speaker, arguments.build, Path.cwd(), WORKERS)
+    sys.stdout.write(table + "\n")
     return 0
 
 

@@ -43,10 +43,10 @@ def default_speaker(demo_voice: Path) -> Speaker:
     return Speaker(TEXT, voice, voice.with_suffix(".txt").read_text(encoding="utf-8").strip())
 
 
-def run_demo(checkpoint: Checkpoint, speaker: Speaker, build: Path, outputs: Path) -> str:
+def run_demo(checkpoint: Checkpoint, speaker: Speaker, build: Path, outputs: Path, workers: int) -> str:
     """Export to `build`, serve, speak to `outputs`/demo.wav and demo_stream.wav; returns the table."""
     repository = build / "model_repository"
-    rows = export_checkpoint(checkpoint, repository)
+    rows = export_checkpoint(checkpoint, repository, workers=workers)
     write_repository(repository)
     with _serving(repository) as (url, version):
         unary = _speak(speaker, url, outputs / "demo.wav")
@@ -96,7 +96,8 @@ def _serving(repository: Path) -> Iterator[tuple[str, str]]:
 
 def _speak(speaker: Speaker, url: str, out: Path, *flags: str) -> dict[str, Any]:
     """Run `cosytriton speak` as a user would; its figures."""
-    command = [Path(sys.executable).with_name("cosytriton"), "speak", speaker.text, "--json", *flags]
+    console = str(Path(sys.executable).with_name("cosytriton"))
+    command = [console, "speak", speaker.text, "--json", *flags]
     options = {
         "--voice": speaker.voice,
         "--transcript": speaker.transcript,

@@ -10,11 +10,15 @@ import contextlib
 import hashlib
 import json
 import logging
+import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from cosytriton_ensemble.errors import CosytritonError
@@ -56,6 +60,8 @@ TOOLS = ("torch", "onnx", "onnxruntime", "tokenizers")
 Progress = Callable[[str], None]
 _log = logging.getLogger(__name__)
 
+_SLOW = (FLOW.name, SPEAKER_EMBEDDING.name, VOCODER.name)
+
 MODULES: Mapping[str, tuple[Stage, Callable[[Checkpoint], nn.Module]]] = {
     SPEAKER_EMBEDDING.name: (SPEAKER_EMBEDDING, SpeakerEmbedding.from_checkpoint),
     AUDIO_TOKENIZER.name: (AUDIO_TOKENIZER, AudioTokenizer.from_checkpoint),
@@ -70,6 +76,7 @@ def export_checkpoint(
     repository: Path,
     stages: Sequence[str] | None = None,
     progress: Progress = _log.info,
+    workers: int = 1,
 ) -> list[ParityRow]:
     """Export the checkpoint into the model repository.
 
@@ -78,7 +85,8 @@ def export_checkpoint(
         repository: receives `<stage>/1/<artifact>` and `<stage>/1/manifest.json`; old ones are replaced only
             when all of `stages` have passed.
         stages: names of the models to export; all if not given.
-        progress: called with a line before each step.
+        progress: called with a line for each finished stage.
+        workers: how many stages are exported at a time, each in a process of its own if more than one.
 
     Returns:
         A row per stage, with the errors against PyTorch.
@@ -93,19 +101,34 @@ def export_checkpoint(
     if unknown:
         raise ExportError(f"unknown stages {', '.join(unknown)}; known are {', '.join(artifacts())}.")
     with _staging(repository, names) as drafts:
-        rows = []
-        for number, name in enumerate(names, 1):
-            progress(f"[{number}/{len(names)}] {name}: export")
-            path = drafts[name] / artifacts()[name]
-            row = _export(checkpoint, name, path, progress)
-            _write_manifest(checkpoint, row, path)
-            rows.append(row)
+        paths = {name: drafts[name] / artifacts()[name] for name in names}
+        rows: dict[str, ParityRow] = {}
+        for row in _rows(checkpoint, paths, workers):
+            _write_manifest(checkpoint, row, paths[row.stage])
+            rows[row.stage] = row
+            progress(f"[{len(rows)}/{len(names)}] {row.stage}")
         for name in names:
             _publish(drafts[name], version_directory(repository, name))
-    return rows
+    return [rows[name] for name in names]
 
 
-def _export(checkpoint: Checkpoint, name: str, path: Path, progress: Progress) -> ParityRow:
+def _rows(checkpoint: Checkpoint, paths: Mapping[str, Path], workers: int) -> Iterator[ParityRow]:
+    """Export each stage, in the order in which they get finished."""
+    if workers == 1:
+        yield from (_export(checkpoint, name, path) for name, path in paths.items())
+        return
+    # Tracing is a single thread of Python, so stages gain from processes; the longest begin.
+    names = sorted(paths, key=lambda name: name not in _SLOW)
+    context, threads = multiprocessing.get_context("spawn"), max(1, (os.cpu_count() or 1) // workers)
+    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
+        jobs = [pool.submit(_export, checkpoint, name, paths[name]) for name in names]
+        try:
+            yield from (job.result() for job in as_completed(jobs))
+        finally:
+            pool.shutdown(cancel_futures=True)  # the first failure ends the export
+
+
+def _export(checkpoint: Checkpoint, name: str, path: Path) -> ParityRow:
     """Write one artifact to `path` and measure it."""
     try:
         if name == TEXT_FRONTEND.name:
@@ -114,13 +137,11 @@ def _export(checkpoint: Checkpoint, name: str, path: Path, progress: Progress) -
         if name == SPEECH_LM.name:
             model = LanguageModel.from_checkpoint(checkpoint)
             export_llm(model, path)
-            progress(f"{name}: comparison with PyTorch")
             errors = measure(path, llm_reference(model), llm_feeds(model), SPEECH_LM.tolerance)
             return ParityRow(name, LLM_OPSET, _megabytes(path), SPEECH_LM.tolerance, errors)
         stage, build = MODULES[name]
         module = build(checkpoint).eval()
         export_stage(stage, module, path, opset=OPSET)
-        progress(f"{name}: comparison with PyTorch")
         errors = measure(path, stage_reference(stage, module), stage_feeds(stage), stage.tolerance)
         return ParityRow(name, OPSET, _megabytes(path), stage.tolerance, errors)
     except (CosytritonError, OSError, MemoryError):

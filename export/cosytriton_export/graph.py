@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from cosytriton_ensemble.spec import Dim, Stage, Tensor
 from torch import nn
 
+from cosytriton_ensemble.spec import Dim, Stage, Tensor
 from cosytriton_export.errors import ExportError
 
 EXTERNAL_DATA_BYTES = 1_800_000_000

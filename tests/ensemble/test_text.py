@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from cosytriton_ensemble.errors import InputError
@@ -24,7 +22,7 @@ def frontend(tmp_path_factory: pytest.TempPathFactory) -> TextFrontend:
     return TextFrontend(path)
 
 
-@pytest.mark.parametrize("text", ["Hello.", "你好，世界", "naïve 42", "3", "OK 👍"])
+@pytest.mark.parametrize("text", ["Hello.", "你好世界", "naïve 42", "3", "OK 👍"])
 def test_speakable_text_becomes_one_id_for_each_byte(frontend: TextFrontend, text: str) -> None:
     assert len(frontend.tokens(text, "text")) == len(text.encode())
 

@@ -14,6 +14,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
 from cosytriton_ensemble.pipeline import COSYVOICE2, FLOW
 from cosytriton_ensemble.spec import Feed
 from cosytriton_export.errors import CheckpointError
@@ -23,8 +26,6 @@ from cosytriton_export.flow.masks import attention_bias
 from cosytriton_export.flow.solver import NOISE_FRAMES, STEPS, fixed_noise
 from cosytriton_export.graph import export_stage
 from cosytriton_export.hyperyaml import load_hyperyaml
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
 Array = npt.NDArray[Any]
 Run = Callable[[Feed], list[Array]]

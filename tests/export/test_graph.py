@@ -9,11 +9,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from torch import nn
+
 from cosytriton_ensemble.spec import Dim, Stage, Tensor
 from cosytriton_export import graph
 from cosytriton_export.errors import ExportError
 from cosytriton_export.graph import export_stage
-from torch import nn
 
 FRAMES = Dim("frames", 2, 6, 20)
 STAGE = Stage("smooth", (Tensor("x", "FP32", (FRAMES, 4)),), (Tensor("y", "FP32", (FRAMES, 4)),))

@@ -11,6 +11,9 @@ import numpy.typing as npt
 import onnxruntime as ort
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
 from cosytriton_ensemble.pipeline import COSYVOICE2, VOCODER
 from cosytriton_ensemble.spec import Feed
 from cosytriton_export.checkpoint import Checkpoint
@@ -20,8 +23,6 @@ from cosytriton_export.hift import HiftConfig, Vocoder
 from cosytriton_export.hift_source import NOISE_LENGTH, HarmonicSource, noise_table
 from cosytriton_export.hyperyaml import load_hyperyaml
 from cosytriton_export.weights import fold_weight_norm, load_weights
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
 Outputs = list[npt.NDArray[Any]]
 Run = Callable[[Feed], Outputs]

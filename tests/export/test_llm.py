@@ -13,6 +13,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
 from cosytriton_ensemble.pipeline import COSYVOICE2
 from cosytriton_export import graph
 from cosytriton_export.checkpoint import TEXT_MODEL, Checkpoint
@@ -21,9 +25,6 @@ from cosytriton_export.hyperyaml import load_hyperyaml
 from cosytriton_export.llm import LanguageModel
 from cosytriton_export.llm_graph import METADATA_KEY, export_llm
 from cosytriton_export.qwen2 import Qwen2Config
-from safetensors import safe_open
-from safetensors.torch import load_file
-from torch import Tensor
 
 Array = npt.NDArray[np.float32]
 

@@ -11,6 +11,10 @@ import numpy.typing as npt
 import onnxruntime as ort
 import pytest
 import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.torch import load_file
+from torch import nn
+
 from cosytriton_ensemble.pipeline import COSYVOICE2, FLOW, PROMPT_TOKENS, TOKENS, VOCODER
 from cosytriton_ensemble.spec import Feed, Stage
 from cosytriton_ensemble.streaming import ChunkSchedule, ChunkVocoder, FlowCall
@@ -19,9 +23,6 @@ from cosytriton_export.graph import export_stage
 from cosytriton_export.hift import HiftConfig, Vocoder
 from cosytriton_export.hyperyaml import load_hyperyaml
 from cosytriton_export.weights import fold_weight_norm, load_weights
-from safetensors.numpy import load_file as load_arrays
-from safetensors.torch import load_file
-from torch import nn
 
 Array = npt.NDArray[Any]
 Run = Callable[[Feed], list[Array]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from cosytriton_export.stft import InverseStft, Stft, hann_window, length_mask, reflect_pad
 
 FORWARD_TOLERANCE = 1e-5  # relative to the largest bin

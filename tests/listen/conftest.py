@@ -25,7 +25,9 @@ def write_down(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], str
 
     def hear(recording: Path) -> str:
         # One temperature: the fallback to higher ones samples, so it would hear something else each time.
-        segments, _ = model.transcribe(str(recording), language="en", beam_size=5, temperature=0.0)
+        segments, _ = model.transcribe(
+            str(recording), language="en", beam_size=5, temperature=0.0, max_new_tokens=64
+        )
         return " ".join(segment.text.strip() for segment in segments)
 
     return hear

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from cosytriton_client import Client, Voice
+from cosytriton_ensemble.metrics import read_metric
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -48,13 +48,4 @@ def client(server: Any) -> Iterator[Client]:
 def metric(server: Any) -> Callable[[str], float]:
     """Read the sum of a metric from the server's endpoint."""
 
-    def read(name: str) -> float:
-        url = f"http://localhost:{server.metrics_port}/metrics"
-        lines = urllib.request.urlopen(url, timeout=10).read().decode().splitlines()
-        values = [
-            float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))
-        ]
-        assert values, f"the server has no metric {name}"
-        return sum(values)
-
-    return read
+    return lambda name: read_metric(f"http://localhost:{server.metrics_port}", name)

@@ -80,11 +80,11 @@ def test_text(client: Client, slt: Voice, words: str, message: str, streamed: bo
 INPUTS = [
     ({"prompt_text": text(" ")}, "transcript of the reference audio is empty"),
     ({"text": np.array([[b"\xff\xfe"]], np.object_)}, "not UTF-8"),
-    ({"prompt_tokens": np.full((1, 50), 6561, np.int32)}, "allowed are 0 to 6560"),
+    ({"prompt_tokens": np.full((1, 200), 6561, np.int32)}, "allowed are 0 to 6560"),
     ({"prompt_token_count": number(0)}, "prompt_token_count is 0"),
     ({"prompt_token_count": number(10_000)}, "prompt_token_count is 10000"),
     ({"prompt_frame_count": number(-1)}, "prompt_frame_count is -1"),
-    ({"prompt_mel": np.full((1, 100, 80), np.nan, np.float32)}, "prompt_mel holds NaN"),
+    ({"prompt_mel": np.full((1, 400, 80), np.nan, np.float32)}, "prompt_mel holds NaN"),
     ({"prompt_mel": np.zeros((1, 100, 40), np.float32)}, "unexpected shape"),
     ({"speaker_embedding": np.zeros((1, 64), np.float32)}, "unexpected shape"),
     ({"speaker_embedding": np.full((1, 192), np.inf, np.float32)}, "speaker_embedding holds NaN"),

@@ -19,6 +19,9 @@ from cosytriton_client._transport import Timeout
 TRANSCRIPT = "Hello, number zero two."  # the same for both voices, whatever they really say
 TEXTS = ["This is voice number five.", "Please wait for your server."]
 STREAMS = 8
+# Token ids are equal or the audio would be another one. Samples are equal too, but that ONNX Runtime adds the
+# products of some batch shapes in another order: 1e-5 was seen. A mixture of voices would differ by 0.1.
+ROUNDING = 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +66,15 @@ def speak(transport: GrpcTransport, request: Request, chunks: int = 1_000) -> np
     return np.concatenate(parts)
 
 
+def same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    return one.size == other.size and bool(np.abs(one - other).max() < ROUNDING)
+
+
 def test_all_eight_differ(alone: list[np.ndarray[Any, Any]]) -> None:
     """Otherwise the next tests could not see a mixture."""
     for i, one in enumerate(alone):
         for other in alone[:i]:
-            assert one.size != other.size or not np.array_equal(one, other)
+            assert not same(one, other)
 
 
 def test_eight_streams_each_get_the_samples_they_get_alone(
@@ -76,7 +83,7 @@ def test_eight_streams_each_get_the_samples_they_get_alone(
     with ThreadPoolExecutor(STREAMS) as pool:
         together = list(pool.map(lambda request: speak(transport, request), requests))
     for i, (one, other) in enumerate(zip(alone, together, strict=True)):
-        assert np.array_equal(one, other), f"stream {i} differs by {np.abs(one - other).max()}"
+        assert same(one, other), f"stream {i} was disturbed"
 
 
 def test_cancelling_three_leaves_five_unchanged_and_frees_their_slots(
@@ -90,7 +97,7 @@ def test_cancelling_three_leaves_five_unchanged_and_frees_their_slots(
         chunks = [1 if i in cancelled else 1_000 for i in range(STREAMS)]
         together = list(pool.map(lambda job: speak(transport, *job), zip(requests, chunks, strict=True)))
     for i in set(range(STREAMS)) - cancelled:
-        assert np.array_equal(alone[i], together[i]), f"stream {i} was disturbed"
+        assert same(alone[i], together[i]), f"stream {i} was disturbed"
     deadline = time.monotonic() + 1
     while metric("cosytriton_speech_lm_active") > 0:
         assert time.monotonic() < deadline, "a slot is still taken a second after the end"
@@ -126,4 +133,4 @@ def test_unary_requests_among_streams_are_the_same_too(
             stop.set()
         for job in jobs:
             job.result()
-    assert all(np.array_equal(samples, expected) for samples in given)
+    assert all(same(samples, expected) for samples in given)

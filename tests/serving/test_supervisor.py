@@ -64,7 +64,7 @@ def test_a_killed_model_is_served_again_and_nobody_hangs(
 
 
 def run_cli(*arguments: str) -> tuple[int, str]:
-    command = [Path(sys.executable).with_name("cosytriton"), *arguments]
+    command = [str(Path(sys.executable).with_name("cosytriton")), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     return done.returncode, done.stderr
 

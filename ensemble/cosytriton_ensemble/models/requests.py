@@ -11,6 +11,7 @@ import numpy as np
 import triton_python_backend_utils as pb
 
 from cosytriton_ensemble.errors import CancelledError, CosytritonError, InputError, QueueFullError
+from cosytriton_ensemble.metrics import ACTIVE_REQUESTS
 from cosytriton_ensemble.spec import Array, Feed, Stage
 
 if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
@@ -83,6 +84,28 @@ class Sender:
             yield
         except Exception as error:  # noqa: BLE001  (the boundary to Triton: every error becomes a response)
             self.end(error)
+
+
+class ActiveGauge:
+    """A gauge on the server's metrics endpoint: the requests of a model that are not answered yet."""
+
+    def __init__(self, stage: Stage) -> None:
+        # The family must outlive its metric.
+        self._family = pb.MetricFamily(
+            name=ACTIVE_REQUESTS,
+            description="Requests that are being spoken",
+            kind=pb.MetricFamily.GAUGE,
+        )
+        self._metric = self._family.Metric(labels={"model": stage.name})
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count one request while it lasts."""
+        self._metric.increment(1)
+        try:
+            yield
+        finally:
+            self._metric.increment(-1)
 
 
 def triton_error(error: BaseException) -> Any:

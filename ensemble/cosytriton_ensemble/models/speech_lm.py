@@ -14,6 +14,7 @@ from cosytriton_ensemble.errors import CosytritonError, InputError
 from cosytriton_ensemble.generation import SpeechRequest
 from cosytriton_ensemble.language_model import LanguageModel
 from cosytriton_ensemble.llm_engine import LlmEngine
+from cosytriton_ensemble.metrics import ACTIVE_SLOTS
 from cosytriton_ensemble.models.requests import Sender, read, scalar, string
 from cosytriton_ensemble.pipeline import (
     CANCEL,
@@ -48,7 +49,7 @@ class TritonPythonModel:
         )
         self._keyed: dict[str, _Answer] = {}
         family = pb.MetricFamily(
-            name="cosytriton_speech_lm_active",
+            name=ACTIVE_SLOTS,
             description="Requests that take part in the language model's steps",
             kind=pb.MetricFamily.GAUGE,
         )

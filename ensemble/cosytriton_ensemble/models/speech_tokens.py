@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cosytriton_ensemble.errors import GenerationError
-from cosytriton_ensemble.models.requests import Sender, read, stream
+from cosytriton_ensemble.models.requests import ActiveGauge, Sender, read, stream
 from cosytriton_ensemble.pipeline import (
     COSYVOICE2,
     FINALIZE,
@@ -40,14 +40,23 @@ WHOLE: Feed = {
 class TritonPythonModel:
     """One thread for each request: it waits for tokens and computes nothing."""
 
+    def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002  (Triton's signature)
+        """Publish the gauge that tells when the server may stop."""
+        self._active = ActiveGauge(SPEECH_TOKENS)
+
     def execute(self, requests: list[Any]) -> None:
         """Return at once, so that requests do not wait for one another."""
         for request in requests:
             feed, sender = read(request, SPEECH_TOKENS), Sender(request)
-            threading.Thread(target=_collect, args=(feed, sender), daemon=True).start()
+            threading.Thread(target=self._collect, args=(feed, sender), daemon=True).start()
+
+    def _collect(self, feed: Feed, sender: Sender) -> None:
+        with self._active.counting():
+            collect(feed, sender)
 
 
-def _collect(feed: Feed, sender: Sender) -> None:
+def collect(feed: Feed, sender: Sender) -> None:
+    """Answer with all tokens of one request."""
     with sender.guard():
         used = np.array([used_prompt_count(feed)], np.int32)
         parts = [part[TOKEN_IDS.name] for part in stream(SPEECH_LM, feed | {PROMPT_TOKEN_COUNT.name: used})]

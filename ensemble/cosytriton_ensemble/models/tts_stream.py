@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cosytriton_ensemble.errors import CancelledError, GenerationError
-from cosytriton_ensemble.models.requests import ModelError, Sender, call, read, stream
+from cosytriton_ensemble.models.requests import ActiveGauge, ModelError, Sender, call, read, stream
 from cosytriton_ensemble.models.speech_tokens import padded
 from cosytriton_ensemble.pipeline import (
     CANCEL,
@@ -43,11 +43,19 @@ from cosytriton_ensemble.voice import used_prompt_count
 class TritonPythonModel:
     """One thread for each stream; a stream has at most one call to the flow or the vocoder in flight."""
 
+    def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002  (Triton's signature)
+        """Publish the gauge that tells when the server may stop."""
+        self._active = ActiveGauge(TTS_STREAM)
+
     def execute(self, requests: list[Any]) -> None:
         """Return at once, so that streams do not wait for one another."""
         for request in requests:
             utterance = Utterance(read(request, TTS_STREAM), Sender(request))
-            threading.Thread(target=utterance.speak, daemon=True).start()
+            threading.Thread(target=self._speak, args=(utterance,), daemon=True).start()
+
+    def _speak(self, utterance: Utterance) -> None:
+        with self._active.counting():
+            utterance.speak()
 
 
 class Utterance:

@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 WER = 0.30  # word error rate over all sentences
 WER_GRAMMATICAL = 0.25
 WER_STREAMING = 0.05  # what streaming may add
-# The two voices, as recorded, are .59 alike. Of the spoken sentences none is as near to the other voice.
-SIMILARITY_MARGIN = 0.15  # mean similarity to the own voice minus that to the other one
+# The recordings of the two voices are .55 and .60 alike, those of one voice .91. A spoken sentence is .30
+# nearer to its own voice (none less than .20): a server that confuses voices could not come near this.
+SIMILARITY_MARGIN = 0.20  # mean similarity to the own voice minus that to the other one
 
-DEMO_TEXT, DEMO_PROMPT, DEMO_SEED = "Good evening, this is your real voice speaking.", "slt_1", 0
+# Understood without an error with every seed tried, so it does not hang by a hair.
+DEMO_TEXT, DEMO_PROMPT, DEMO_SEED = "Good evening, please wait for your server.", "slt_1", 0
+# The seeds count up from here. Of five first ones, which gave .25 to .33, this is the median.
+FIRST_SEED = 3000
 MODES = ("unary", "streamed")
 PROMPTS = ("slt_1", "rms_2", "slt_3", "rms_2")  # taken in turn
 OTHER = {"slt_1": "rms_2", "slt_3": "rms_2", "rms_2": "slt_1"}
@@ -113,7 +117,8 @@ def speak(server: RunningServer, prompts: Path, tmp_path_factory: pytest.TempPat
     """Speaks a text in a mode with a prompt and a seed into a WAV file."""
     folder = tmp_path_factory.mktemp("spoken")
     voices = {
-        name: Voice.from_wav(prompts / f"{name}.wav", (prompts / f"{name}.txt").read_text()) for name in OTHER
+        name: Voice.from_wav(prompts / f"{name}.wav", (prompts / f"{name}.txt").read_text().strip())
+        for name in OTHER
     }
 
     def say(mode: str, text: str, prompt: str, seed: int) -> Path:
@@ -139,7 +144,7 @@ def spoken(
 ) -> dict[str, list[Sentence]]:
     """All sentences in both modes; prints what was heard."""
     results: dict[str, list[Sentence]] = {mode: [] for mode in MODES}
-    for seed, (text, grammatical) in enumerate(read_sentences()):
+    for seed, (text, grammatical) in enumerate(read_sentences(), FIRST_SEED):
         prompt = PROMPTS[seed % len(PROMPTS)]
         for mode in MODES:
             speech = speak(mode, text, prompt, seed)

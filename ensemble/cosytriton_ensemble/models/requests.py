@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
 
-from cosytriton_ensemble.errors import CancelledError, CosytritonError, InputError, QueueFullError
+from cosytriton_ensemble.errors import (
+    CancelledError,
+    CosytritonError,
+    GenerationError,
+    InputError,
+    QueueFullError,
+)
 from cosytriton_ensemble.metrics import ACTIVE_REQUESTS
 from cosytriton_ensemble.spec import Array, Feed, Stage
 
@@ -86,51 +94,81 @@ class Sender:
             self.end(error)
 
 
-class ActiveGauge:
-    """A gauge on the server's metrics endpoint: the requests of a model that are not answered yet."""
+class Gauge:
+    """A gauge on the server's metrics endpoint.
+
+    One thread makes, changes and frees it: Triton 24.10 crashes when several threads change its metrics, and
+    hangs at its end when a metric outlives `finalize`.
+    """
+
+    def __init__(self, name: str, description: str, stage: Stage) -> None:
+        self._values: SimpleQueue[int | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._publish, args=(name, description, stage.name), daemon=True
+        )
+        self._thread.start()
+
+    def set(self, value: int) -> None:
+        """Publish a value."""
+        self._values.put(value)
+
+    def close(self) -> None:
+        """Free the metric; to be called from `finalize`."""
+        self._values.put(None)
+        self._thread.join()
+
+    def _publish(self, name: str, description: str, model: str) -> None:
+        family = pb.MetricFamily(name=name, description=description, kind=pb.MetricFamily.GAUGE)
+        metric = family.Metric(labels={"model": model})
+        while (value := self._values.get()) is not None:
+            metric.set(value)
+
+
+class ActiveRequests:
+    """Counts the requests of a model that are not answered yet, and publishes the count."""
 
     def __init__(self, stage: Stage) -> None:
-        # The family must outlive its metric.
-        self._family = pb.MetricFamily(
-            name=ACTIVE_REQUESTS,
-            description="Requests that are being spoken",
-            kind=pb.MetricFamily.GAUGE,
-        )
-        self._metric = self._family.Metric(labels={"model": stage.name})
+        self._gauge = Gauge(ACTIVE_REQUESTS, "Requests that are being spoken", stage)
+        self._lock = threading.Lock()
+        self._count = 0
+        self.close = self._gauge.close
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count one request while it lasts."""
-        self._metric.increment(1)
+        self._change(1)
         try:
             yield
         finally:
-            self._metric.increment(-1)
+            self._change(-1)
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            self._count += by
+            self._gauge.set(self._count)
+
+
+_CODES: dict[type[CosytritonError], Any] = {
+    InputError: pb.TritonError.INVALID_ARG,
+    QueueFullError: pb.TritonError.UNAVAILABLE,
+    CancelledError: pb.TritonError.CANCELLED,
+    GenerationError: pb.TritonError.INTERNAL,
+}
 
 
 def triton_error(error: BaseException) -> Any:
-    """The response that tells a client what went wrong."""
-    codes = {
-        InputError: pb.TritonError.INVALID_ARG,
-        QueueFullError: pb.TritonError.UNAVAILABLE,
-        CancelledError: pb.TritonError.CANCELLED,
-        CosytritonError: pb.TritonError.INTERNAL,
-    }
-    if isinstance(error, ModelError):
-        return pb.TritonError(str(error), error.code)
-    for kind, code in codes.items():
-        if isinstance(error, kind):
-            return pb.TritonError(str(error), code)
-    log.error("unexpected error", exc_info=error)
-    return pb.TritonError(f"{type(error).__name__}: {error}", pb.TritonError.INTERNAL)
+    """The response that tells a caller what went wrong: the kind's name, then the message."""
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), pb.TritonError.INTERNAL)
+    if not isinstance(error, CosytritonError):
+        log.error("unexpected error", exc_info=error)
+    return pb.TritonError(f"{type(error).__name__}: {error}", code)
 
 
-class ModelError(Exception):
-    """Another model answered with an error; its code is passed on."""
-
-    def __init__(self, model: str, error: Any) -> None:
-        super().__init__(f"{model}: {error.message()}")
-        self.code = error.code()
+def _failure(stage: Stage, error: Any) -> CosytritonError:
+    """The error of another model, as it was raised there: Triton loses its code between two models."""
+    name, _, message = error.message().partition(": ")
+    kinds = {kind.__name__: kind for kind in _CODES}
+    return kinds[name](message) if name in kinds else GenerationError(f"{stage.name}: {error.message()}")
 
 
 def answer(requests: Sequence[Any], stage: Stage, function: Callable[[Feed], Feed]) -> list[Any]:
@@ -148,18 +186,20 @@ def call(stage: Stage, feed: Feed) -> Feed:
     """Run another model and wait for its one response."""
     response = _request(stage, feed).exec()
     if response.has_error():
-        raise ModelError(stage.name, response.error())
+        raise _failure(stage, response.error())
     return _outputs(response)
 
 
 def stream(stage: Stage, feed: Feed) -> Iterator[Feed]:
     """Run a decoupled model; yields its responses as they come."""
+    failure = None
     for response in _request(stage, feed).exec(decoupled=True):
         if response.has_error():
-            raise ModelError(stage.name, response.error())
-        outputs = _outputs(response)
-        if outputs:  # the last response may carry the final flag alone
+            failure = _failure(stage, response.error())
+        elif outputs := _outputs(response):  # the last response may carry the final flag alone
             yield outputs
+    if failure:  # only now: Triton holds a request whose last response nobody takes
+        raise failure
 
 
 def _request(stage: Stage, feed: Feed) -> Any:

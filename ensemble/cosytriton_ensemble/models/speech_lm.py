@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb
 
 from cosytriton_ensemble.config import DEFAULT_MODEL
-from cosytriton_ensemble.errors import CosytritonError, InputError
+from cosytriton_ensemble.errors import CancelledError, CosytritonError, InputError
 from cosytriton_ensemble.generation import SpeechRequest
 from cosytriton_ensemble.language_model import LanguageModel
 from cosytriton_ensemble.llm_engine import LlmEngine
 from cosytriton_ensemble.metrics import ACTIVE_SLOTS
-from cosytriton_ensemble.models.requests import Sender, read, scalar, string
+from cosytriton_ensemble.models.requests import Gauge, Sender, read, scalar, string
 from cosytriton_ensemble.pipeline import (
     CANCEL,
     MAX_TOKENS,
@@ -48,12 +47,7 @@ class TritonPythonModel:
             max_tokens=TOKENS.max,
         )
         self._keyed: dict[str, _Answer] = {}
-        family = pb.MetricFamily(
-            name=ACTIVE_SLOTS,
-            description="Requests that take part in the language model's steps",
-            kind=pb.MetricFamily.GAUGE,
-        )
-        self._gauge, self._family = family.Metric(labels={}), family  # the family must outlive its metric
+        self._gauge = Gauge(ACTIVE_SLOTS, "Requests that take part in the language model's steps", SPEECH_LM)
 
     def execute(self, requests: list[Any]) -> None:
         """Queue the requests and return; the engine's thread answers."""
@@ -65,6 +59,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """End the engine."""
         self._engine.close()
+        self._gauge.close()
 
     def _take(self, feed: Feed, sender: Sender) -> None:
         key = string(feed, REQUEST_KEY.name)
@@ -104,7 +99,8 @@ class _Answer:
 
     def on_end(self, error: CosytritonError | None) -> None:
         self._model.ended(self._key)
-        self._sender.end(error)
+        # Who cancelled knows it.
+        self._sender.end(None if isinstance(error, CancelledError) else error)
 
     def cancelled(self) -> bool:
         return self.abandoned or self._sender.is_cancelled()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cosytriton_ensemble.errors import GenerationError
-from cosytriton_ensemble.models.requests import ActiveGauge, Sender, read, stream
+from cosytriton_ensemble.models.requests import ActiveRequests, Sender, read, stream
 from cosytriton_ensemble.pipeline import (
     COSYVOICE2,
     FINALIZE,
@@ -42,7 +42,11 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002  (Triton's signature)
         """Publish the gauge that tells when the server may stop."""
-        self._active = ActiveGauge(SPEECH_TOKENS)
+        self._active = ActiveRequests(SPEECH_TOKENS)
+
+    def finalize(self) -> None:
+        """Free the gauge."""
+        self._active.close()
 
     def execute(self, requests: list[Any]) -> None:
         """Return at once, so that requests do not wait for one another."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cosytriton_ensemble.errors import CancelledError, GenerationError
-from cosytriton_ensemble.models.requests import ActiveGauge, ModelError, Sender, call, read, stream
+from cosytriton_ensemble.errors import CancelledError, CosytritonError, GenerationError
+from cosytriton_ensemble.models.requests import ActiveRequests, Sender, call, read, stream
 from cosytriton_ensemble.models.speech_tokens import padded
 from cosytriton_ensemble.pipeline import (
     CANCEL,
@@ -45,7 +45,11 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002  (Triton's signature)
         """Publish the gauge that tells when the server may stop."""
-        self._active = ActiveGauge(TTS_STREAM)
+        self._active = ActiveRequests(TTS_STREAM)
+
+    def finalize(self) -> None:
+        """Free the gauge."""
+        self._active.close()
 
     def execute(self, requests: list[Any]) -> None:
         """Return at once, so that streams do not wait for one another."""
@@ -156,5 +160,5 @@ def cancel(feed: Feed, responses: Iterator[Feed]) -> None:
     response is held for ever, and its responses with it.
     """
     for remaining in (stream(SPEECH_LM, feed | {CANCEL.name: np.array([True])}), responses):
-        with contextlib.suppress(ModelError):
+        with contextlib.suppress(CosytritonError):
             deque(remaining, maxlen=0)

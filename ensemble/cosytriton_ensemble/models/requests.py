@@ -148,20 +148,21 @@ class ActiveRequests:
             self._gauge.set(self._count)
 
 
-_CODES: dict[type[CosytritonError], Any] = {
-    InputError: pb.TritonError.INVALID_ARG,
-    QueueFullError: pb.TritonError.UNAVAILABLE,
-    CancelledError: pb.TritonError.CANCELLED,
-    GenerationError: pb.TritonError.INTERNAL,
+# By name: Triton adds its classes to the module only after this one is imported.
+_CODES: dict[type[CosytritonError], str] = {
+    InputError: "INVALID_ARG",
+    QueueFullError: "UNAVAILABLE",
+    CancelledError: "CANCELLED",
+    GenerationError: "INTERNAL",
 }
 
 
 def triton_error(error: BaseException) -> Any:
     """The response that tells a caller what went wrong: the kind's name, then the message."""
-    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), pb.TritonError.INTERNAL)
     if not isinstance(error, CosytritonError):
         log.error("unexpected error", exc_info=error)
-    return pb.TritonError(f"{type(error).__name__}: {error}", code)
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "INTERNAL")
+    return pb.TritonError(f"{type(error).__name__}: {error}", getattr(pb.TritonError, code))
 
 
 def _failure(stage: Stage, error: Any) -> CosytritonError:

@@ -15,13 +15,11 @@ from cosytriton_ensemble.errors import ServerError
 from cosytriton_ensemble.pipeline import (
     ANALYSIS_RATE,
     AUDIO,
-    CANCEL,
     MAX_TOKENS,
     NATIVE_STAGES,
     PROMPT_TEXT,
     PYTHON_STAGES,
     SAMPLE_RATE,
-    SPEECH_LM,
     TEXT_INPUT,
     TTS,
     TTS_STREAM,
@@ -79,17 +77,14 @@ class HealthCheck:
         """Get an answer from every model, cheaply, and without waiting behind speech in the queues.
 
         Native stages run their smallest feed. Python models must refuse a request that is complete but
-        empty; `speech_lm` must answer a cancellation.
+        empty.
         """
         with self._errors():
             for stage in NATIVE_STAGES:
                 self._infer(stage, stage.sample("min"))
             for stage in PYTHON_STAGES:
                 empty = {t.name: _empty(t.numpy_type, t.shape("min")) for t in stage.inputs}
-                if stage is SPEECH_LM:
-                    self._infer(stage, empty | {CANCEL.name: np.array([[True]])})
-                else:
-                    self._refused(stage, empty)
+                self._refused(stage, empty)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

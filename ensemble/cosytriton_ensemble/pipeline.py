@@ -164,8 +164,6 @@ TEXT_TOKENS = Tensor("text_tokens", "INT32", (TEXT,))  # transcript ++ text
 PROMPT_TEXT_COUNT = Tensor("prompt_text_count", "INT32", (1,))  # how many of them are the transcript's
 SEED = Tensor("seed", "INT64", (1,), optional=True)
 MAX_TOKENS = Tensor("max_tokens", "INT32", (1,), optional=True)
-REQUEST_KEY = Tensor("request_key", "BYTES", (1,), optional=True)  # names a request, so that it can be
-CANCEL = Tensor("cancel", "BOOL", (1,), optional=True)  # cancelled by a second one
 USED_PROMPT_COUNT = Tensor("used_prompt_count", "INT32", (1,))  # prompt tokens that have their mel frames
 
 AUDIO_FRONTEND = Stage(
@@ -180,7 +178,7 @@ TEXT_FRONTEND = Stage(
 _LM_PROMPT = (TEXT_TOKENS, PROMPT_TEXT_COUNT, PROMPT_TOKEN_IDS, PROMPT_TOKEN_COUNT)
 SPEECH_LM = Stage(
     "speech_lm",
-    (*_LM_PROMPT, SEED, MAX_TOKENS, REQUEST_KEY, CANCEL),
+    (*_LM_PROMPT, SEED, MAX_TOKENS),
     (TOKEN_IDS,),
     backend="python",
     decoupled=True,

@@ -31,6 +31,7 @@ SHARED_MEMORY = Path("/dev/shm")
 CACHE_BYTES = 256 << 20  # Triton's response cache for the voice stages
 DRAIN_PERIOD = 0.2  # seconds between two looks at the requests in flight
 LOG_LEVELS = {"error": 0, "warning": 1, "info": 2, "verbose": 3}
+LOOPBACK_VARIABLE = "COSYTRITON_GRPC_URL"  # tells models where their own server listens
 STUB = "triton_python_backend_stub"
 
 
@@ -84,7 +85,7 @@ class TritonServer:
         for flag, port in self.options.ports().items():
             _check_port(self.options.host, port, flag)
         # A session of its own: Ctrl-C reaches this process alone, which then lets requests finish.
-        self._process = subprocess.Popen(self._command(), env=_environment(), start_new_session=True)
+        self._process = subprocess.Popen(self._command(), env=self._environment(), start_new_session=True)
 
     def running(self) -> bool:
         """Whether the server's process lives."""
@@ -139,6 +140,13 @@ class TritonServer:
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _environment(self) -> dict[str, str]:
+        """Models import from this interpreter's environment; the copied stub finds its libraries by path."""
+        libraries = (_triton_folder().parents[1] / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR"))
+        found = {"PATH": Path(sys.executable).parent, "LD_LIBRARY_PATH": ":".join(map(str, libraries))}
+        paths = {name: f"{first}:{os.environ.get(name, '')}" for name, first in found.items()}
+        return os.environ | paths | {LOOPBACK_VARIABLE: self.options.grpc_url}
+
     def _command(self) -> list[str]:
         options, triton = self.options, _triton_folder()
         level = LOG_LEVELS[options.log_level]
@@ -185,13 +193,6 @@ def _lay_out_backends(backends: Path) -> None:
     for source in (*(triton / "backends" / "python").glob("*.*"), stub):
         shutil.copy2(source, python)
     shutil.copytree(Path(__file__).parent / "backends" / "onnxruntime", backends / "onnxruntime")
-
-
-def _environment() -> dict[str, str]:
-    """Models import from this interpreter's environment; the copied stub finds its libraries by path."""
-    libraries = (_triton_folder().parents[1] / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR"))
-    found = {"PATH": Path(sys.executable).parent, "LD_LIBRARY_PATH": ":".join(map(str, libraries))}
-    return os.environ | {name: f"{first}:{os.environ.get(name, '')}" for name, first in found.items()}
 
 
 def _check_port(host: str, port: int, flag: str) -> None:

@@ -23,7 +23,7 @@ from cosytriton_export.parity import format_table
 
 log = logging.getLogger(__name__)
 
-TEXT = "Good evening, this is your real voice speaking."
+TEXT = "Good evening, please wait for your server."
 SEED = 0
 PROMPT = "slt_1"  # one of the demo voice's own prompts; it clones no others
 

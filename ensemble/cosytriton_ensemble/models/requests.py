@@ -1,4 +1,4 @@
-"""The one place that touches Triton's Python API: reading requests, answering, translating errors."""
+"""The one place that touches Triton's Python API: reading requests, answering, publishing metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cosytriton_ensemble.errors import (
     QueueFullError,
 )
 from cosytriton_ensemble.metrics import ACTIVE_REQUESTS
-from cosytriton_ensemble.spec import Array, Feed, Stage
+from cosytriton_ensemble.spec import Feed, Stage
 
 if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
     raise ImportError(
@@ -153,23 +153,16 @@ _CODES: dict[type[CosytritonError], str] = {
     InputError: "INVALID_ARG",
     QueueFullError: "UNAVAILABLE",
     CancelledError: "CANCELLED",
-    GenerationError: "INTERNAL",
 }
 
 
 def triton_error(error: BaseException) -> Any:
-    """The response that tells a caller what went wrong: the kind's name, then the message."""
+    """The response that tells a caller what went wrong."""
     if not isinstance(error, CosytritonError):
         log.error("unexpected error", exc_info=error)
+        error = GenerationError(f"{type(error).__name__}: {error}")
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "INTERNAL")
-    return pb.TritonError(f"{type(error).__name__}: {error}", getattr(pb.TritonError, code))
-
-
-def _failure(stage: Stage, error: Any) -> CosytritonError:
-    """The error of another model, as it was raised there: Triton loses its code between two models."""
-    name, _, message = error.message().partition(": ")
-    kinds = {kind.__name__: kind for kind in _CODES}
-    return kinds[name](message) if name in kinds else GenerationError(f"{stage.name}: {error.message()}")
+    return pb.TritonError(str(error), getattr(pb.TritonError, code))
 
 
 def answer(requests: Sequence[Any], stage: Stage, function: Callable[[Feed], Feed]) -> list[Any]:
@@ -181,41 +174,3 @@ def answer(requests: Sequence[Any], stage: Stage, function: Callable[[Feed], Fee
         except Exception as error:  # noqa: BLE001  (the boundary to Triton: every error becomes a response)
             responses.append(pb.InferenceResponse(error=triton_error(error)))
     return responses
-
-
-def call(stage: Stage, feed: Feed) -> Feed:
-    """Run another model and wait for its one response."""
-    response = _request(stage, feed).exec()
-    if response.has_error():
-        raise _failure(stage, response.error())
-    return _outputs(response)
-
-
-def stream(stage: Stage, feed: Feed) -> Iterator[Feed]:
-    """Run a decoupled model; yields its responses as they come."""
-    failure = None
-    for response in _request(stage, feed).exec(decoupled=True):
-        if response.has_error():
-            failure = _failure(stage, response.error())
-        elif outputs := _outputs(response):  # the last response may carry the final flag alone
-            yield outputs
-    if failure:  # only now: Triton holds a request whose last response nobody takes
-        raise failure
-
-
-def _request(stage: Stage, feed: Feed) -> Any:
-    names = [t.name for t in stage.inputs if t.name in feed]
-    return pb.InferenceRequest(
-        model_name=stage.name,
-        inputs=tensors({name: feed[name] for name in names}),
-        requested_output_names=[t.name for t in stage.outputs],
-    )
-
-
-def _outputs(response: Any) -> Feed:
-    # Copied: the tensor's memory goes back to the shared pool together with the response.
-    return {t.name(): _copy(t.as_numpy()[0]) for t in response.output_tensors()}
-
-
-def _copy(array: Array) -> Array:
-    return np.array(array)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cosytriton_ensemble.config import DEFAULT_MODEL
-from cosytriton_ensemble.errors import CancelledError, CosytritonError, InputError
+from cosytriton_ensemble.errors import CosytritonError, InputError
 from cosytriton_ensemble.generation import SpeechRequest
 from cosytriton_ensemble.language_model import LanguageModel
 from cosytriton_ensemble.llm_engine import LlmEngine
 from cosytriton_ensemble.metrics import ACTIVE_SLOTS
-from cosytriton_ensemble.models.requests import Gauge, Sender, read, scalar, string
+from cosytriton_ensemble.models.requests import Gauge, Sender, read, scalar
 from cosytriton_ensemble.pipeline import (
-    CANCEL,
     MAX_TOKENS,
     PROMPT_TEXT_COUNT,
     PROMPT_TOKEN_COUNT,
     PROMPT_TOKEN_IDS,
-    REQUEST_KEY,
     SEED,
     SPEECH_LM,
     TEXT_TOKENS,
@@ -32,7 +31,7 @@ from cosytriton_ensemble.spec import Feed
 
 
 class TritonPythonModel:
-    """Hands requests to the engine, and lets a second request cancel a first by its key."""
+    """Hands requests to the engine."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Open the graph and start the engine."""
@@ -46,7 +45,6 @@ class TritonPythonModel:
             max_waiting=settings["max_waiting"],
             max_tokens=TOKENS.max,
         )
-        self._keyed: dict[str, _Answer] = {}
         self._gauge = Gauge(ACTIVE_SLOTS, "Requests that take part in the language model's steps", SPEECH_LM)
 
     def execute(self, requests: list[Any]) -> None:
@@ -54,29 +52,12 @@ class TritonPythonModel:
         for request in requests:
             sender = Sender(request)
             with sender.guard():
-                self._take(read(request, SPEECH_LM), sender)
+                self._engine.submit(_speech_request(read(request, SPEECH_LM)), _Answer(sender, self.report))
 
     def finalize(self) -> None:
         """End the engine."""
         self._engine.close()
         self._gauge.close()
-
-    def _take(self, feed: Feed, sender: Sender) -> None:
-        key = string(feed, REQUEST_KEY.name)
-        if CANCEL.name in feed and feed[CANCEL.name][0]:
-            if running := self._keyed.get(key):
-                running.abandoned = True
-            sender.end()
-            return
-        answer = _Answer(sender, self, key)
-        self._engine.submit(_speech_request(feed), answer)
-        if key:
-            self._keyed[key] = answer
-
-    def ended(self, key: str) -> None:
-        """Forget a request."""
-        self._keyed.pop(key, None)
-        self.report()
 
     def report(self) -> None:
         """Publish how many requests are active."""
@@ -84,26 +65,24 @@ class TritonPythonModel:
 
 
 class _Answer:
-    """The engine's listener for one request."""
+    """The engine's listener for one request; `report` publishes the engine's state."""
 
-    def __init__(self, sender: Sender, model: TritonPythonModel, key: str) -> None:
-        self.abandoned = False  # set by a request to cancel
-        self._sender, self._model, self._key = sender, model, key
-        self._reported = False
+    def __init__(self, sender: Sender, report: Callable[[], None]) -> None:
+        self._sender, self._report = sender, report
+        self._started = False
 
     def on_token(self, token: int) -> None:
         self._sender.send({TOKEN_IDS.name: np.array([token], np.int32)})
-        if not self._reported:
-            self._model.report()
-            self._reported = True
+        if not self._started:
+            self._started = True
+            self._report()
 
     def on_end(self, error: CosytritonError | None) -> None:
-        self._model.ended(self._key)
-        # Who cancelled knows it.
-        self._sender.end(None if isinstance(error, CancelledError) else error)
+        self._report()
+        self._sender.end(error)
 
     def cancelled(self) -> bool:
-        return self.abandoned or self._sender.is_cancelled()
+        return self._sender.is_cancelled()
 
 
 def _speech_request(feed: Feed) -> SpeechRequest:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from cosytriton_ensemble.errors import GenerationError
-from cosytriton_ensemble.models.requests import ActiveRequests, Sender, read, stream
+from cosytriton_ensemble.models.loopback import Loopback
+from cosytriton_ensemble.models.requests import ActiveRequests, Sender, read
 from cosytriton_ensemble.pipeline import (
     COSYVOICE2,
     FINALIZE,
@@ -43,9 +44,11 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002  (Triton's signature)
         """Publish the gauge that tells when the server may stop."""
         self._active = ActiveRequests(SPEECH_TOKENS)
+        self._models = Loopback()
 
     def finalize(self) -> None:
-        """Free the gauge."""
+        """End the connection and free the gauge."""
+        self._models.close()
         self._active.close()
 
     def execute(self, requests: list[Any]) -> None:
@@ -56,14 +59,16 @@ class TritonPythonModel:
 
     def _collect(self, feed: Feed, sender: Sender) -> None:
         with self._active.counting():
-            collect(feed, sender)
+            collect(feed, sender, self._models)
 
 
-def collect(feed: Feed, sender: Sender) -> None:
+def collect(feed: Feed, sender: Sender, models: Loopback) -> None:
     """Answer with all tokens of one request."""
     with sender.guard():
         used = np.array([used_prompt_count(feed)], np.int32)
-        parts = [part[TOKEN_IDS.name] for part in stream(SPEECH_LM, feed | {PROMPT_TOKEN_COUNT.name: used})]
+        parts = [
+            part[TOKEN_IDS.name] for part in models.stream(SPEECH_LM, feed | {PROMPT_TOKEN_COUNT.name: used})
+        ]
         tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
         sender.send(
             WHOLE

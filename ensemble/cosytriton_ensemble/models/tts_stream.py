@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import uuid
-from collections import deque
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from cosytriton_ensemble.errors import CancelledError, CosytritonError, GenerationError
-from cosytriton_ensemble.models.requests import ActiveRequests, Sender, call, read, stream
+from cosytriton_ensemble.errors import CancelledError, GenerationError
+from cosytriton_ensemble.models.loopback import Loopback
+from cosytriton_ensemble.models.requests import ActiveRequests, Sender, read
 from cosytriton_ensemble.models.speech_tokens import padded
 from cosytriton_ensemble.pipeline import (
-    CANCEL,
     COSYVOICE2,
     FINALIZE,
     FLOW,
     FRAME_COUNT,
     MEL,
     PROMPT_TOKEN_COUNT,
-    REQUEST_KEY,
     SAMPLE_COUNT,
     SOURCE,
     SPEECH_LM,
@@ -46,15 +43,17 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002  (Triton's signature)
         """Publish the gauge that tells when the server may stop."""
         self._active = ActiveRequests(TTS_STREAM)
+        self._models = Loopback()
 
     def finalize(self) -> None:
-        """Free the gauge."""
+        """End the connection and free the gauge."""
+        self._models.close()
         self._active.close()
 
     def execute(self, requests: list[Any]) -> None:
         """Return at once, so that streams do not wait for one another."""
         for request in requests:
-            utterance = Utterance(read(request, TTS_STREAM), Sender(request))
+            utterance = Utterance(read(request, TTS_STREAM), Sender(request), self._models)
             threading.Thread(target=self._speak, args=(utterance,), daemon=True).start()
 
     def _speak(self, utterance: Utterance) -> None:
@@ -69,9 +68,10 @@ class Utterance:
     after the flow, and the language model's slot is free at once.
     """
 
-    def __init__(self, feed: Feed, sender: Sender) -> None:
+    def __init__(self, feed: Feed, sender: Sender, models: Loopback) -> None:
         self._feed = feed
         self._sender = sender
+        self._models = models
         self._arrived: SimpleQueue[list[int] | Exception | None] = SimpleQueue()  # None: no more tokens
         self._failed = False
 
@@ -79,7 +79,7 @@ class Utterance:
         """Send every chunk, then the end; an error ends this stream alone."""
         with self._sender.guard():
             used = np.array([used_prompt_count(self._feed)], np.int32)
-            self._feed |= {PROMPT_TOKEN_COUNT.name: used} | call(TEXT_FRONTEND, self._feed)
+            self._feed |= {PROMPT_TOKEN_COUNT.name: used} | self._models.call(TEXT_FRONTEND, self._feed)
             schedule, vocoder = ChunkSchedule(int(used[0])), ChunkVocoder()
             threading.Thread(target=self._listen, daemon=True).start()
             try:
@@ -93,17 +93,14 @@ class Utterance:
 
     def _listen(self) -> None:
         """Hand over the speech tokens, and at last what ended them."""
-        # Not the client's request id, which may be empty or repeated.
-        request = self._feed | {REQUEST_KEY.name: np.array([uuid.uuid4().hex.encode()], np.object_)}
-        responses = stream(SPEECH_LM, request)
         try:
-            for response in responses:
-                self._check_client()
-                self._arrived.put(response[TOKEN_IDS.name].tolist())
+            with contextlib.closing(self._models.stream(SPEECH_LM, self._feed)) as responses:
+                for response in responses:
+                    self._check_client()
+                    self._arrived.put(response[TOKEN_IDS.name].tolist())
             self._arrived.put(None)
         except Exception as error:  # noqa: BLE001  (it is raised again where the stream is answered)
             self._arrived.put(error)
-            cancel(request, responses)
 
     def _tokens(self) -> Iterator[tuple[list[int], bool]]:
         """All speech tokens so far, each time there is one more, and whether they are complete."""
@@ -120,7 +117,7 @@ class Utterance:
     def _chunk(self, tokens: list[int], chunk: FlowCall, vocoder: ChunkVocoder) -> Array:
         """Samples to speak, [n], of one call to the flow and one to the vocoder."""
         given = np.array(tokens[: chunk.tokens], np.int32)
-        flow = call(
+        flow = self._models.call(
             FLOW,
             self._feed
             | {
@@ -132,7 +129,7 @@ class Utterance:
         )
         self._check_client()
         frames = slice(COSYVOICE2.frames_per_token * chunk.offset, int(flow[FRAME_COUNT.name][0]))
-        spoken = call(VOCODER, vocoder.feed(flow[MEL.name][frames]))
+        spoken = self._models.call(VOCODER, vocoder.feed(flow[MEL.name][frames]))
         return vocoder.emit(spoken[WAVEFORM.name], spoken[SOURCE.name], chunk.finalize)
 
     def _send(self, waveform: Array, chunk: FlowCall) -> None:
@@ -151,14 +148,3 @@ class Utterance:
     def _check_client(self) -> None:
         if self._failed or self._sender.is_cancelled():
             raise CancelledError("The client closed the stream.")
-
-
-def cancel(feed: Feed, responses: Iterator[Feed]) -> None:
-    """Free the language model's slot, and take what it has sent already.
-
-    In this Triton a BLS call can be neither closed nor cancelled: one that is dropped before its final
-    response is held for ever, and its responses with it.
-    """
-    for remaining in (stream(SPEECH_LM, feed | {CANCEL.name: np.array([True])}), responses):
-        with contextlib.suppress(CosytritonError):
-            deque(remaining, maxlen=0)

@@ -1,0 +1,88 @@
+"""One model asks another, over the server's own gRPC port.
+
+Not by Triton's BLS calls: in 24.10 they build the responses' arrays without the interpreter's lock, which
+corrupts the memory of a model that works on several requests, and a call cannot be cancelled.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator
+
+import grpc
+from tritonclient.grpc import service_pb2_grpc
+
+from cosytriton_ensemble.errors import (
+    CancelledError,
+    CosytritonError,
+    GenerationError,
+    InputError,
+    QueueFullError,
+)
+from cosytriton_ensemble.protocol import (
+    STREAM_METADATA,
+    UNLIMITED,
+    held_open,
+    is_final,
+    request_message,
+    response_tensors,
+)
+from cosytriton_ensemble.server import LOOPBACK_VARIABLE
+from cosytriton_ensemble.spec import Feed, Stage
+
+_KINDS: dict[grpc.StatusCode, type[CosytritonError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InputError,
+    grpc.StatusCode.UNAVAILABLE: QueueFullError,
+    grpc.StatusCode.CANCELLED: CancelledError,
+}
+
+
+class Loopback:
+    """A channel to the server in which this model runs; feeds have no batch dimension."""
+
+    def __init__(self) -> None:
+        url = os.environ.get(LOOPBACK_VARIABLE, "localhost:8001")
+        self._channel = grpc.insecure_channel(url, UNLIMITED)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def close(self) -> None:
+        """End the connection; to be called from `finalize`."""
+        self._channel.close()
+
+    def call(self, stage: Stage, feed: Feed) -> Feed:
+        """The one response of a plain model; an error is raised as its model raised it."""
+        try:
+            return _without_batch(response_tensors(self._stub.ModelInfer(_message(stage, feed))))
+        except grpc.RpcError as error:
+            raise _error(stage, error) from None
+
+    def stream(self, stage: Stage, feed: Feed) -> Generator[Feed, None, None]:
+        """The responses of a decoupled model as they come; closing the generator cancels the request."""
+        ended = threading.Event()
+        call = self._stub.ModelStreamInfer(held_open(_message(stage, feed), ended), metadata=STREAM_METADATA)
+        try:
+            for answer in call:
+                if answer.infer_response.outputs:  # the last response may carry the final flag alone
+                    yield _without_batch(response_tensors(answer.infer_response))
+                if is_final(answer.infer_response):
+                    return
+        except grpc.RpcError as error:
+            raise _error(stage, error) from None
+        finally:
+            call.cancel()
+            ended.set()
+
+
+def _message(stage: Stage, feed: Feed) -> object:
+    inputs = {tensor.name: feed[tensor.name][None] for tensor in stage.inputs if tensor.name in feed}
+    return request_message(stage.name, inputs, "")
+
+
+def _without_batch(tensors: Feed) -> Feed:
+    return {name: array[0] for name, array in tensors.items()}
+
+
+def _error(stage: Stage, error: grpc.RpcError) -> CosytritonError:
+    kind = _KINDS.get(error.code())
+    return kind(error.details()) if kind else GenerationError(f"{stage.name}: {error.details()}")

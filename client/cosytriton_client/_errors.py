@@ -23,7 +23,14 @@ from queue import Empty
 import grpc
 from tritonclient.utils import InferenceServerException
 
-from cosytriton_ensemble.errors import CosytritonError, InputError
+from cosytriton_ensemble.errors import (
+    CancelledError,
+    CosytritonError,
+    GenerationError,
+    InputError,
+    QueueFullError,
+)
+from cosytriton_ensemble.protocol import error_from_text
 
 
 class ClientError(CosytritonError):
@@ -74,6 +81,14 @@ _BY_TEXT: tuple[tuple[str, type[ClientError]], ...] = (
     ("no available versions", NotReadyError),
     ("not ready", NotReadyError),
 )
+
+# What the server's models raise.
+_BY_KIND: dict[type[CosytritonError], type[ClientError]] = {
+    InputError: InvalidInputError,
+    QueueFullError: OverloadedError,
+    CancelledError: RequestCancelledError,
+    GenerationError: ServerFailureError,
+}
 
 # gRPC status names and the HTTP statuses that Triton uses for them.
 _BY_STATUS: dict[str, type[ClientError]] = {
@@ -135,5 +150,7 @@ def _kind_and_text(error: Exception) -> tuple[type[ClientError], str]:
 
 
 def _of_triton(text: str, status: str) -> tuple[type[ClientError], str]:
+    if raised := error_from_text(text):
+        return _BY_KIND[type(raised)], str(raised)
     named = [kind for words, kind in _BY_TEXT if words in text]
     return (named or [_BY_STATUS.get(status, ServerFailureError)])[0], text

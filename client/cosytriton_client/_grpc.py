@@ -14,9 +14,8 @@ from tritonclient.utils import InferenceServerException
 from cosytriton_client._errors import translating
 from cosytriton_client._transport import Request, Tensors, Timeout
 from cosytriton_ensemble.protocol import (
-    STREAM_METADATA,
     UNLIMITED,
-    held_open,
+    Stream,
     is_final,
     request_message,
     response_tensors,
@@ -50,11 +49,10 @@ class GrpcTransport:
     def stream(self, request: Request) -> Generator[Tensors, None, None]:
         """The answers of a decoupled model; closing the generator cancels the request on the server."""
         self._reach()
-        ended = threading.Event()
-        call = self._stub.ModelStreamInfer(held_open(_message(request), ended), metadata=STREAM_METADATA)
+        stream = Stream(self._stub, _message(request))
         answers: SimpleQueue[Any] = SimpleQueue()
         # gRPC has no limit for the wait between two messages; a queue has.
-        threading.Thread(target=_read, args=(call, answers), daemon=True).start()
+        threading.Thread(target=_read, args=(stream, answers), daemon=True).start()
         limit, seconds = "first_chunk", self._timeout.first_chunk
         try:
             final = False
@@ -66,8 +64,7 @@ class GrpcTransport:
                     yield response_tensors(response)
                 limit, seconds = "chunk", self._timeout.chunk
         finally:
-            call.cancel()
-            ended.set()
+            stream.close()
 
     def close(self) -> None:
         """Close the channel; calls under way are cancelled."""
@@ -81,10 +78,10 @@ class GrpcTransport:
             self._reached = True
 
 
-def _read(call: Any, answers: SimpleQueue[Any]) -> None:
+def _read(stream: Stream, answers: SimpleQueue[Any]) -> None:
     """Hand over each answer, and at last what ended them."""
     try:
-        for answer in call:
+        for answer in stream:
             answers.put(answer)
         answers.put(InferenceServerException("the stream ended before its final answer"))
     except grpc.RpcError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cosytriton_ensemble.errors import ServerError
+from cosytriton_ensemble.errors import CosytritonError, InputError, ServerError
 from cosytriton_ensemble.pipeline import (
     ANALYSIS_RATE,
     AUDIO,
@@ -27,14 +26,7 @@ from cosytriton_ensemble.pipeline import (
     VOICE_ENCODER,
     WAVEFORM,
 )
-from cosytriton_ensemble.protocol import (
-    STREAM_METADATA,
-    UNLIMITED,
-    held_open,
-    is_final,
-    request_message,
-    response_tensors,
-)
+from cosytriton_ensemble.protocol import UNLIMITED, Stream, error_from_text, request_message, response_tensors
 from cosytriton_ensemble.spec import Array, Ensemble, Feed, Stage
 
 _WORDS = np.array([[b"one two three"]], np.object_)
@@ -90,6 +82,10 @@ class HealthCheck:
     def _errors(self) -> Iterator[None]:
         try:
             yield
+        except ServerError:
+            raise
+        except CosytritonError as error:
+            raise ServerError(f"The server at {self._url} is not well: {error}") from error
         except grpc.RpcError as error:
             loading = error.code() == grpc.StatusCode.UNAVAILABLE
             kind = NotReadyYet if loading else ServerError
@@ -98,10 +94,8 @@ class HealthCheck:
     def _refused(self, stage: Stage, feed: Feed) -> None:
         try:
             self._infer(stage, feed)
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
-                return
-            raise
+        except InputError:
+            return
         raise ServerError(f"{stage.name} at {self._url} accepted an empty request; is it this kit's model?")
 
     def _infer(self, model: Stage | Ensemble, feed: Feed) -> list[Feed]:
@@ -109,24 +103,20 @@ class HealthCheck:
         message = request_message(model.name, feed, "health")
         with grpc.insecure_channel(self._url, UNLIMITED) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            if isinstance(model, Stage) and model.decoupled:
-                return list(self._stream(stub, message))
-            return [response_tensors(stub.ModelInfer(message, timeout=self._deadline))]
+            try:
+                if isinstance(model, Stage) and model.decoupled:
+                    return list(self._stream(stub, message))
+                return [response_tensors(stub.ModelInfer(message, timeout=self._deadline))]
+            except grpc.RpcError as error:
+                raise error_from_text(error.details()) or error from None
 
     def _stream(self, stub: service_pb2_grpc.GRPCInferenceServiceStub, message: Any) -> Iterator[Feed]:
-        ended = threading.Event()
-        call = stub.ModelStreamInfer(
-            held_open(message, ended), metadata=STREAM_METADATA, timeout=self._deadline
-        )
-        try:
-            for answer in call:
+        with contextlib.closing(Stream(stub, message, self._deadline)) as answers:
+            for answer in answers:
+                if text := answer.error_message:
+                    raise error_from_text(text) or ServerError(f"The server at {self._url}: {text}")
                 if answer.infer_response.outputs:
                     yield response_tensors(answer.infer_response)
-                if is_final(answer.infer_response):
-                    return
-        finally:
-            call.cancel()
-            ended.set()
 
 
 def _empty(numpy_type: type, shape: tuple[int, ...]) -> Array:

@@ -1,11 +1,12 @@
 """Triton's gRPC protocol, on its own stub: messages, and streams that end cleanly.
 
-tritonclient's streams leave a thread behind for each one that is cancelled, carry errors without their
-status, and are one at a time for each client.
+tritonclient's streams leave a thread behind for each one that is cancelled, and are one at a time for each
+client.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,12 +14,33 @@ from typing import Any
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
+from cosytriton_ensemble.errors import (
+    CancelledError,
+    CosytritonError,
+    GenerationError,
+    InputError,
+    QueueFullError,
+)
 from cosytriton_ensemble.spec import Array
 
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
-# Asks Triton to end a stream with a gRPC status; without it an error is a text without a code.
-STREAM_METADATA = [("triton_grpc_error", "true")]
+_KINDS = {kind.__name__: kind for kind in (InputError, QueueFullError, CancelledError, GenerationError)}
+_ERROR = re.compile(rf"\b({'|'.join(_KINDS)}): (.*)", re.DOTALL)
+
+
+def error_text(error: CosytritonError) -> str:
+    """How an error travels: a stream of Triton carries no code, so the text begins with the kind.
+
+    (Its header `triton_grpc_error` brings codes, and crashes Triton 24.10 under load.)
+    """
+    return f"{type(error).__name__}: {error}"
+
+
+def error_from_text(text: str) -> CosytritonError | None:
+    """The error that a model raised, or None when it is one of Triton's own."""
+    found = _ERROR.search(text)
+    return _KINDS[found[1]](found[2]) if found else None
 
 
 def request_message(model: str, inputs: Mapping[str, Array], request_id: str) -> Any:
@@ -44,10 +66,35 @@ def is_final(response: Any) -> bool:
     return bool(response.parameters["triton_final_response"].bool_param)
 
 
-def held_open(message: Any, ended: threading.Event) -> Iterator[Any]:
-    """The one request of a stream, whose sending side stays open until `ended`.
+class Stream:
+    """One request to a decoupled model and its responses; `close` cancels what has not ended.
 
-    Triton 24.10 crashes (signal 11) when a stream is cancelled after its sending side was closed.
+    The sending side stays open until the end: Triton 24.10 crashes (signal 11) when a stream is cancelled
+    after it was closed.
     """
-    yield message
-    ended.wait()
+
+    def __init__(self, stub: Any, message: Any, seconds: float | None = None) -> None:
+        self._message = message
+        self._ended = threading.Event()
+        self._call = stub.ModelStreamInfer(self._requests(), timeout=seconds)
+        self._final = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Every `ModelStreamInferResponse`, up to the final one."""
+        for answer in self._call:
+            if self._final:
+                continue  # nothing comes: Triton is closing its side
+            self._final = is_final(answer.infer_response)
+            if self._final:
+                self._ended.set()
+            yield answer
+
+    def close(self) -> None:
+        """Cancel the request unless it has ended."""
+        if not self._final:
+            self._call.cancel()
+        self._ended.set()
+
+    def _requests(self) -> Iterator[Any]:
+        yield self._message
+        self._ended.wait()

@@ -6,36 +6,17 @@ corrupts the memory of a model that works on several requests, and a call cannot
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
 from collections.abc import Generator
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from cosytriton_ensemble.errors import (
-    CancelledError,
-    CosytritonError,
-    GenerationError,
-    InputError,
-    QueueFullError,
-)
-from cosytriton_ensemble.protocol import (
-    STREAM_METADATA,
-    UNLIMITED,
-    held_open,
-    is_final,
-    request_message,
-    response_tensors,
-)
+from cosytriton_ensemble.errors import CosytritonError, GenerationError
+from cosytriton_ensemble.protocol import UNLIMITED, Stream, error_from_text, request_message, response_tensors
 from cosytriton_ensemble.server import LOOPBACK_VARIABLE
 from cosytriton_ensemble.spec import Feed, Stage
-
-_KINDS: dict[grpc.StatusCode, type[CosytritonError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InputError,
-    grpc.StatusCode.UNAVAILABLE: QueueFullError,
-    grpc.StatusCode.CANCELLED: CancelledError,
-}
 
 
 class Loopback:
@@ -55,23 +36,19 @@ class Loopback:
         try:
             return _without_batch(response_tensors(self._stub.ModelInfer(_message(stage, feed))))
         except grpc.RpcError as error:
-            raise _error(stage, error) from None
+            raise _error(stage, error.details()) from None
 
     def stream(self, stage: Stage, feed: Feed) -> Generator[Feed, None, None]:
         """The responses of a decoupled model as they come; closing the generator cancels the request."""
-        ended = threading.Event()
-        call = self._stub.ModelStreamInfer(held_open(_message(stage, feed), ended), metadata=STREAM_METADATA)
-        try:
-            for answer in call:
-                if answer.infer_response.outputs:  # the last response may carry the final flag alone
-                    yield _without_batch(response_tensors(answer.infer_response))
-                if is_final(answer.infer_response):
-                    return
-        except grpc.RpcError as error:
-            raise _error(stage, error) from None
-        finally:
-            call.cancel()
-            ended.set()
+        with contextlib.closing(Stream(self._stub, _message(stage, feed))) as answers:
+            try:
+                for answer in answers:
+                    if answer.error_message:
+                        raise _error(stage, answer.error_message)
+                    if answer.infer_response.outputs:  # the last response may carry the final flag alone
+                        yield _without_batch(response_tensors(answer.infer_response))
+            except grpc.RpcError as error:
+                raise _error(stage, error.details()) from None
 
 
 def _message(stage: Stage, feed: Feed) -> object:
@@ -83,6 +60,5 @@ def _without_batch(tensors: Feed) -> Feed:
     return {name: array[0] for name, array in tensors.items()}
 
 
-def _error(stage: Stage, error: grpc.RpcError) -> CosytritonError:
-    kind = _KINDS.get(error.code())
-    return kind(error.details()) if kind else GenerationError(f"{stage.name}: {error.details()}")
+def _error(stage: Stage, text: str) -> CosytritonError:
+    return error_from_text(text) or GenerationError(f"{stage.name}: {text}")

@@ -20,6 +20,7 @@ from cosytriton_ensemble.errors import (
     QueueFullError,
 )
 from cosytriton_ensemble.metrics import ACTIVE_REQUESTS
+from cosytriton_ensemble.protocol import error_text
 from cosytriton_ensemble.spec import Feed, Stage
 
 if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
@@ -162,7 +163,7 @@ def triton_error(error: BaseException) -> Any:
         log.error("unexpected error", exc_info=error)
         error = GenerationError(f"{type(error).__name__}: {error}")
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "INTERNAL")
-    return pb.TritonError(str(error), getattr(pb.TritonError, code))
+    return pb.TritonError(error_text(error), getattr(pb.TritonError, code))
 
 
 def answer(requests: Sequence[Any], stage: Stage, function: Callable[[Feed], Feed]) -> list[Any]:

@@ -38,7 +38,8 @@ def read(request: Any, stage: Stage) -> Feed:
     for tensor in stage.inputs:
         given = pb.get_input_tensor_by_name(request, tensor.name)
         if given is not None:
-            feed[tensor.name] = given.as_numpy()[0]
+            # Copied: the shared memory goes back when `execute` returns, which may be before the answer.
+            feed[tensor.name] = np.array(given.as_numpy()[0])
     return feed
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import numpy as np
 
 from cosytriton_ensemble.errors import GenerationError
+from cosytriton_ensemble.models.concurrent import ConcurrentModel
 from cosytriton_ensemble.models.loopback import Loopback
-from cosytriton_ensemble.models.requests import ActiveRequests, Sender, read
+from cosytriton_ensemble.models.requests import Sender
 from cosytriton_ensemble.pipeline import (
     COSYVOICE2,
     FINALIZE,
@@ -38,47 +36,19 @@ WHOLE: Feed = {
 """What a text that is spoken in one piece means for the flow and the vocoder."""
 
 
-class TritonPythonModel:
-    """One thread for each request: it waits for tokens and computes nothing."""
+class TritonPythonModel(ConcurrentModel):
+    """Waits for the tokens of a request."""
 
-    def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002  (Triton's signature)
-        """Publish the gauge that tells when the server may stop."""
-        self._active = ActiveRequests(SPEECH_TOKENS)
-        self._models = Loopback()
+    stage = SPEECH_TOKENS
 
-    def finalize(self) -> None:
-        """End the connection and free the gauge."""
-        self._models.close()
-        self._active.close()
-
-    def execute(self, requests: list[Any]) -> None:
-        """Return at once, so that requests do not wait for one another."""
-        for request in requests:
-            feed, sender = read(request, SPEECH_TOKENS), Sender(request)
-            threading.Thread(target=self._collect, args=(feed, sender), daemon=True).start()
-
-    def _collect(self, feed: Feed, sender: Sender) -> None:
-        with self._active.counting():
-            collect(feed, sender, self._models)
-
-
-def collect(feed: Feed, sender: Sender, models: Loopback) -> None:
-    """Answer with all tokens of one request."""
-    with sender.guard():
+    def answer(self, feed: Feed, sender: Sender, models: Loopback) -> None:
+        """Answer with all tokens of one request."""
         used = np.array([used_prompt_count(feed)], np.int32)
-        parts = [
-            part[TOKEN_IDS.name] for part in models.stream(SPEECH_LM, feed | {PROMPT_TOKEN_COUNT.name: used})
-        ]
+        request = feed | {PROMPT_TOKEN_COUNT.name: used}
+        parts = [response[TOKEN_IDS.name] for response in models.stream(SPEECH_LM, request)]
         tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
-        sender.send(
-            WHOLE
-            | {
-                TOKEN_IDS.name: padded(tokens),
-                TOKEN_COUNT.name: np.array([tokens.size], np.int32),
-                USED_PROMPT_COUNT.name: used,
-            },
-            final=True,
-        )
+        counts = {TOKEN_COUNT.name: np.array([tokens.size], np.int32), USED_PROMPT_COUNT.name: used}
+        sender.send(WHOLE | counts | {TOKEN_IDS.name: padded(tokens)}, final=True)
 
 
 def padded(tokens: Array) -> Array:

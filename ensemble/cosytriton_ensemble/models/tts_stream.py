@@ -6,13 +6,13 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 
 from cosytriton_ensemble.errors import CancelledError, GenerationError
+from cosytriton_ensemble.models.concurrent import ConcurrentModel
 from cosytriton_ensemble.models.loopback import Loopback
-from cosytriton_ensemble.models.requests import ActiveRequests, Sender, read
+from cosytriton_ensemble.models.requests import Sender
 from cosytriton_ensemble.models.speech_tokens import padded
 from cosytriton_ensemble.pipeline import (
     COSYVOICE2,
@@ -37,28 +37,14 @@ from cosytriton_ensemble.streaming import ChunkSchedule, ChunkVocoder, FlowCall
 from cosytriton_ensemble.voice import used_prompt_count
 
 
-class TritonPythonModel:
-    """One thread for each stream; a stream has at most one call to the flow or the vocoder in flight."""
+class TritonPythonModel(ConcurrentModel):
+    """A stream has at most one call to the flow or the vocoder in flight."""
 
-    def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002  (Triton's signature)
-        """Publish the gauge that tells when the server may stop."""
-        self._active = ActiveRequests(TTS_STREAM)
-        self._models = Loopback()
+    stage = TTS_STREAM
 
-    def finalize(self) -> None:
-        """End the connection and free the gauge."""
-        self._models.close()
-        self._active.close()
-
-    def execute(self, requests: list[Any]) -> None:
-        """Return at once, so that streams do not wait for one another."""
-        for request in requests:
-            utterance = Utterance(read(request, TTS_STREAM), Sender(request), self._models)
-            threading.Thread(target=self._speak, args=(utterance,), daemon=True).start()
-
-    def _speak(self, utterance: Utterance) -> None:
-        with self._active.counting():
-            utterance.speak()
+    def answer(self, feed: Feed, sender: Sender, models: Loopback) -> None:
+        """Speak one request."""
+        Utterance(feed, sender, models).speak()
 
 
 class Utterance:
@@ -76,20 +62,19 @@ class Utterance:
         self._failed = False
 
     def speak(self) -> None:
-        """Send every chunk, then the end; an error ends this stream alone."""
-        with self._sender.guard():
-            used = np.array([used_prompt_count(self._feed)], np.int32)
-            self._feed |= {PROMPT_TOKEN_COUNT.name: used} | self._models.call(TEXT_FRONTEND, self._feed)
-            schedule, vocoder = ChunkSchedule(int(used[0])), ChunkVocoder()
-            threading.Thread(target=self._listen, daemon=True).start()
-            try:
-                for tokens, ended in self._tokens():
-                    while chunk := schedule.next_call(len(tokens), ended):
-                        self._send(self._chunk(tokens, chunk, vocoder), chunk)
-            except BaseException:
-                self._failed = True
-                raise
-            self._sender.end()
+        """Send every chunk, then the end."""
+        used = np.array([used_prompt_count(self._feed)], np.int32)
+        self._feed |= {PROMPT_TOKEN_COUNT.name: used} | self._models.call(TEXT_FRONTEND, self._feed)
+        schedule, vocoder = ChunkSchedule(int(used[0])), ChunkVocoder()
+        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            for tokens, ended in self._tokens():
+                while chunk := schedule.next_call(len(tokens), ended):
+                    self._send(self._chunk(tokens, chunk, vocoder), chunk)
+        except BaseException:
+            self._failed = True
+            raise
+        self._sender.end()
 
     def _listen(self) -> None:
         """Hand over the speech tokens, and at last what ended them."""

@@ -19,7 +19,7 @@ GROWTH = 1.05
 def resident(server: Any) -> dict[str, int]:
     """Bytes of the server and of each model process, by pid and command line."""
     processes = psutil.Process(server.process.pid).children(recursive=True)
-    return {f"{p.pid} {' '.join(p.cmdline())[:120]}": p.memory_info().rss for p in processes}
+    return {f"{p.pid} {' '.join(p.cmdline()[1:2])[-60:]}": p.memory_info().rss for p in processes}
 
 
 @pytest.mark.soak

@@ -81,6 +81,9 @@ def session_options(config: dict[str, Any]) -> ort.SessionOptions:
     options.inter_op_num_threads = int(parameters.get("inter_op_thread_count", 0))
     level = config.get("optimization", {}).get("graph", {}).get("level", 1)
     options.graph_optimization_level = _LEVELS.get(level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+    # Lengths differ from request to request: an arena would keep the most that each shape ever took.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
     # Several models share the cores: a pool that spins while it waits takes them from the others.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options

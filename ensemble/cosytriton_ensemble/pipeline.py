@@ -153,6 +153,8 @@ VOCODER = Stage(
     max_batch=8,
     queue_delay_us=2_000,
     tolerance=1e-3,
+    # An arena keeps the most that any batch and length ever took: 24 % more after 400 requests.
+    parameters=(("enable_mem_arena", 0),),
 )
 
 # ---- Python models ----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """A Triton backend named `onnxruntime` for servers that lack the C++ one: it reads the same configuration.
 
 Triton batches, queues, caches and warms up; this file opens the graph and runs it. Read from
-`config.pbtxt`: `default_model_filename`, `optimization.graph.level`, and the parameters
-`intra_op_thread_count` and `inter_op_thread_count` of the C++ backend.
+`config.pbtxt`: `default_model_filename`, `optimization.graph.level`, and the C++ backend's parameters
+`intra_op_thread_count`, `inter_op_thread_count` and `enable_mem_arena`.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ def session_options(config: dict[str, Any]) -> ort.SessionOptions:
     options.inter_op_num_threads = int(parameters.get("inter_op_thread_count", 0))
     level = config.get("optimization", {}).get("graph", {}).get("level", 1)
     options.graph_optimization_level = _LEVELS.get(level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
-    # Lengths differ from request to request: an arena would keep the most that each shape ever took.
-    options.enable_cpu_mem_arena = False
-    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = bool(int(parameters.get("enable_mem_arena", 1)))
     # Several models share the cores: a pool that spins while it waits takes them from the others.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options

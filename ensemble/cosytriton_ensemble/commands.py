@@ -29,6 +29,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from cosytriton_ensemble.repository import is_untrained
     from cosytriton_ensemble.server import ServerOptions
     from cosytriton_ensemble.supervisor import Supervisor
 
@@ -49,6 +50,8 @@ def _serve(args: argparse.Namespace) -> int:
             "ready: Triton %s speaks at %s (gRPC), profile %s", version, options.grpc_url, options.profile
         )
 
+    if is_untrained(options.repository):
+        log.warning("%s comes from an untrained checkpoint: its sound is noise", options.repository)
     supervisor = Supervisor(options, announce)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.stop())

@@ -8,11 +8,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from cosytriton_ensemble.config import DEFAULT_MODEL, config_text
 from cosytriton_ensemble.errors import RepositoryError
-from cosytriton_ensemble.pipeline import ENSEMBLES, NATIVE_STAGES, PYTHON_STAGES, SPEECH_LM, TEXT_FRONTEND
+from cosytriton_ensemble.pipeline import (
+    ENSEMBLES,
+    FLOW,
+    NATIVE_STAGES,
+    PYTHON_STAGES,
+    SPEECH_LM,
+    TEXT_FRONTEND,
+)
 from cosytriton_ensemble.spec import Stage
 
 VERSION = "1"
@@ -62,6 +70,12 @@ def check_repository(repository: Path) -> None:
             f"The model repository {repository} lacks {', '.join(missing)}. "
             f"Run `cosytriton export CHECKPOINT --repository {repository}` first."
         )
+
+
+def is_untrained(repository: Path) -> bool:
+    """Whether the repository was exported from random weights, so that its sound is noise."""
+    manifest = version_directory(repository, FLOW.name) / MANIFEST
+    return manifest.is_file() and bool(json.loads(manifest.read_text(encoding="utf-8"))["untrained"])
 
 
 def _model_py(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,13 @@ from cosytriton_ensemble.pipeline import (
     TTS,
     TTS_STREAM,
 )
-from cosytriton_ensemble.repository import artifacts, check_repository, skeleton, write_repository
+from cosytriton_ensemble.repository import (
+    artifacts,
+    check_repository,
+    is_untrained,
+    skeleton,
+    write_repository,
+)
 
 COMMITTED = Path(__file__).parents[2] / "model_repository"
 
@@ -69,3 +76,12 @@ def test_a_repository_without_its_graphs_is_refused_with_what_is_missing(tmp_pat
     for model, name in artifacts().items():
         (tmp_path / model / "1" / name).write_bytes(b"graph")
     check_repository(tmp_path)
+
+
+@pytest.mark.parametrize("untrained", [True, False])
+def test_a_repository_knows_whether_its_sound_is_noise(tmp_path: Path, untrained: bool) -> None:
+    assert not is_untrained(tmp_path)
+    manifest = tmp_path / "flow" / "1" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"untrained": untrained}))
+    assert is_untrained(tmp_path) == untrained

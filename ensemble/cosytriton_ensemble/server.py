@@ -30,6 +30,8 @@ from cosytriton_ensemble.repository import check_repository
 SHARED_MEMORY = Path("/dev/shm")
 CACHE_BYTES = 256 << 20  # Triton's response cache for the voice stages
 DRAIN_PERIOD = 0.2  # seconds between two looks at the requests in flight
+# glibc gives large blocks back at once, instead of keeping what the busiest moment took.
+GLIBC_RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}  # bytes
 LOG_LEVELS = {"error": 0, "warning": 1, "info": 2, "verbose": 3}
 LOOPBACK_VARIABLE = "COSYTRITON_GRPC_URL"  # tells models where their own server listens
 STUB = "triton_python_backend_stub"
@@ -145,7 +147,8 @@ class TritonServer:
         libraries = (_triton_folder().parents[1] / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR"))
         found = {"PATH": Path(sys.executable).parent, "LD_LIBRARY_PATH": ":".join(map(str, libraries))}
         paths = {name: f"{first}:{os.environ.get(name, '')}" for name, first in found.items()}
-        return os.environ | paths | {LOOPBACK_VARIABLE: self.options.grpc_url}
+        own = {LOOPBACK_VARIABLE: self.options.grpc_url, **GLIBC_RETURNS_MEMORY}
+        return os.environ | paths | own
 
     def _command(self) -> list[str]:
         options, triton = self.options, _triton_folder()

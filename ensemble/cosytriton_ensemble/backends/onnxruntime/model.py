@@ -2,7 +2,7 @@
 
 Triton batches, queues, caches and warms up; this file opens the graph and runs it. Read from
 `config.pbtxt`: `default_model_filename`, `optimization.graph.level`, and the C++ backend's parameters
-`intra_op_thread_count`, `inter_op_thread_count` and `enable_mem_arena`.
+`intra_op_thread_count`, `inter_op_thread_count`, `enable_mem_arena` and `enable_mem_pattern`.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def session_options(config: dict[str, Any]) -> ort.SessionOptions:
     level = config.get("optimization", {}).get("graph", {}).get("level", 1)
     options.graph_optimization_level = _LEVELS.get(level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.enable_cpu_mem_arena = bool(int(parameters.get("enable_mem_arena", 1)))
+    options.enable_mem_pattern = bool(int(parameters.get("enable_mem_pattern", 1)))
     # Several models share the cores: a pool that spins while it waits takes them from the others.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options

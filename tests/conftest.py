@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +118,8 @@ class RunningServer:
 
 @contextmanager
 def serving(repository: Path, log: Path) -> Iterator[RunningServer]:
+    from cosytriton_ensemble.server import free_ports
+
     ports = free_ports(3)
     names = ("--grpc-port", "--http-port", "--metrics-port")
     flags = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
@@ -141,12 +142,3 @@ def serving(repository: Path, log: Path) -> Iterator[RunningServer]:
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

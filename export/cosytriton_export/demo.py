@@ -15,7 +15,7 @@ from typing import Any
 
 from cosytriton_ensemble.errors import ServerError
 from cosytriton_ensemble.repository import write_repository
-from cosytriton_ensemble.server import ServerOptions, free_port
+from cosytriton_ensemble.server import ServerOptions, free_ports
 from cosytriton_ensemble.supervisor import Supervisor
 from cosytriton_export.checkpoint import Checkpoint
 from cosytriton_export.exporter import export_checkpoint
@@ -64,7 +64,7 @@ def run_demo(checkpoint: Checkpoint, speaker: Speaker, build: Path, outputs: Pat
 @contextmanager
 def _serving(repository: Path) -> Iterator[tuple[str, str]]:
     """A server on free ports of this machine: its gRPC address and its version."""
-    grpc_port, http_port, metrics_port = (free_port() for _ in range(3))
+    grpc_port, http_port, metrics_port = free_ports(3)
     options = ServerOptions(repository, grpc_port=grpc_port, http_port=http_port, metrics_port=metrics_port)
     ready, versions = threading.Event(), [""]
     failures: list[ServerError] = []

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check format gate listen loadtest clean
+.PHONY: demo test check format gate listen soak full loadtest clean
 
 demo: $(READY) ## export the demo voice, serve it, speak demo.wav and demo_stream.wav
 	$(BIN)/cosytriton demo
@@ -32,6 +32,9 @@ listen: $(READY) ## a speech recogniser writes down what the demo voice says
 
 soak: $(READY) ## 500 requests, a third of them cancelled: memory stays flat
 	$(BIN)/pytest -m soak -s
+
+full: $(READY) ## checkpoints of the official sizes: written, exported, served; 30 minutes, 16 GB, 20 GB of disk
+	$(BIN)/pytest -m full -s
 
 loadtest: $(READY)
 	$(BIN)/pytest tests/loadtests

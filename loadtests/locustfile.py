@@ -80,7 +80,7 @@ class Listener(User):
         try:
             self.speaker.encode(self.voice)  # the first time only, and no part of the figures
             start = time.perf_counter()
-            for chunk in self.speaker.stream(self.text, self.voice, self.seed):
+            for chunk in self.speaker.stream(self.text, self.voice, seed=self.seed):
                 first = first or time.perf_counter() - start
                 length += chunk.samples.nbytes
         except ClientError as error:

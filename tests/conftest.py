@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 import pytest
+
+from cosytriton_ensemble.families import COSYVOICE2, FAMILIES, Family
 
 if TYPE_CHECKING:
     from cosytriton_export.checkpoint import Checkpoint
@@ -24,23 +31,66 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 GOLDEN = Path(__file__).with_name("golden")
 
-Arrays = dict[str, npt.NDArray[Any]]
+
+class Golden(dict[str, npt.NDArray[Any]]):
+    """Tensors of one golden file; large outputs are thinned to every `stride`-th entry (see its README)."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import deserialize
+
+        raw = lzma.decompress(path.read_bytes())
+        size = int.from_bytes(raw[:8], "little")
+        metadata = json.loads(raw[8 : 8 + size]).get("__metadata__", {})
+        types = {"F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64}
+        super().__init__(
+            (name, np.frombuffer(view["data"], types[view["dtype"]]).reshape(view["shape"]).copy())
+            for name, view in deserialize(raw)  # type: ignore[no-untyped-call]
+        )
+        self.stride = int(metadata.get("stride", 1))
+        self.shapes = {
+            key.removeprefix("shape:"): tuple(json.loads(value))
+            for key, value in metadata.items()
+            if key.startswith("shape:")
+        }
+
+    def thin(self, key: str, actual: Any) -> npt.NDArray[Any]:
+        """The entries of `actual` (array or torch tensor) that the file holds of `key`; checks its shape."""
+        array = np.asarray(actual)
+        wanted = self.shapes.get(key, self[key].shape)
+        assert array.shape == wanted, f"{key}: {array.shape}, golden {wanted}"
+        return array.reshape(-1)[:: self.stride] if key in self.shapes else array
+
+    def assert_close(self, key: str, actual: Any, atol: float, rms: float | None = None) -> None:
+        """Compare `actual` with the golden tensor, whole or thinned; `rms` also bounds the rms error."""
+        given = self.thin(key, actual)
+        np.testing.assert_allclose(given, self[key], rtol=0, atol=atol, err_msg=key)
+        if rms is not None:
+            error = float(np.sqrt(np.mean((given - self[key]) ** 2)))
+            assert error <= rms, f"{key}: rms error {error:.2e}, allowed {rms:.0e}"
 
 
 @pytest.fixture(scope="session")
-def golden() -> Callable[[str], Arrays]:
-    """Load `tests/golden/<name>.safetensors`."""
-    from safetensors.numpy import load_file
-
-    return lambda name: load_file(GOLDEN / f"{name}.safetensors")
+def golden() -> Callable[[str], Golden]:
+    """Read `tests/golden/<name>.safetensors.xz`; a fresh copy each time."""
+    return lambda name: Golden(GOLDEN / f"{name}.safetensors.xz")
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """An untrained checkpoint with tiny sizes. Copy its directory before you change a file."""
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Checkpoint]:
+    """An untrained checkpoint of each family, tiny. Copy its directory before you change a file."""
     from cosytriton_export.writer import write_checkpoint
 
-    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", "tiny", seed=0)
+    @lru_cache
+    def write(family: Family) -> Checkpoint:
+        return write_checkpoint(tmp_path_factory.mktemp(family.name) / "checkpoint", family=family)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(checkpoints: Callable[[Family], Checkpoint]) -> Checkpoint:
+    """The untrained checkpoint of CosyVoice 2."""
+    return checkpoints(COSYVOICE2)
 
 
 @pytest.fixture(scope="session")
@@ -53,27 +103,75 @@ def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def tiny_repository(tiny_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete model repository of the tiny checkpoint. Copy it before you change a file."""
-    from cosytriton_ensemble.repository import write_repository
-    from cosytriton_export.exporter import export_checkpoint
+def repositories(
+    exports: ThreadPoolExecutor,
+    checkpoints: Callable[[Family], Checkpoint],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Family], Path]:
+    """A complete model repository of each tiny checkpoint. Copy it before you change a file."""
 
-    repository = tmp_path_factory.mktemp("repository")
-    write_repository(repository)
-    export_checkpoint(tiny_checkpoint, repository, workers=2)
-    return repository
+    def submit(family: Family) -> Future[Path]:
+        return exports.submit(exported, checkpoints(family), tmp_path_factory.mktemp(family.name))
+
+    submitted = {family: submit(family) for family in FAMILIES.values()}
+    return lambda family: submitted[family].result()
 
 
 @pytest.fixture(scope="session")
-def demo_repository(demo_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_repository(repositories: Callable[[Family], Path]) -> Path:
+    """A complete model repository of CosyVoice 2's tiny checkpoint."""
+    return repositories(COSYVOICE2)
+
+
+@pytest.fixture(scope="session")
+def demo_export(
+    exports: ThreadPoolExecutor, demo_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Future[Path]:
+    return exports.submit(exported, demo_checkpoint, tmp_path_factory.mktemp("demo-repository"))
+
+
+@pytest.fixture(scope="session")
+def demo_repository(demo_export: Future[Path]) -> Path:
     """A complete model repository of the demo voice."""
+    return demo_export.result()
+
+
+@pytest.fixture(scope="session")
+def exports() -> Iterator[ThreadPoolExecutor]:
+    """Exports repositories one after another, while other tests run."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+        pool.shutdown(cancel_futures=True)
+
+
+def exported(checkpoint: Checkpoint, folder: Path) -> Path:
     from cosytriton_ensemble.repository import write_repository
     from cosytriton_export.exporter import export_checkpoint
 
-    repository = tmp_path_factory.mktemp("demo-repository")
-    write_repository(repository)
-    export_checkpoint(demo_checkpoint, repository, workers=2)
+    repository = folder / "model_repository"
+    write_repository(repository, checkpoint.family)
+    export_checkpoint(checkpoint, repository, workers=2)
     return repository
+
+
+BACKGROUND = ("demo_export", "repositories")  # fixtures that begin to export, and do not wait
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a repository come last: until then it is exported beside the others."""
+
+    def needs(item: pytest.Item) -> bool:
+        return any(name in getattr(item, "fixturenames", ()) for name in BACKGROUND)
+
+    items.sort(key=needs)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _begin_exports(request: pytest.FixtureRequest) -> None:
+    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    for name in BACKGROUND:
+        if name in needed:
+            request.getfixturevalue(name)
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +205,7 @@ class RunningServer:
     def http_url(self) -> str:
         return f"http://localhost:{self.http_port}"
 
-    def wait_ready(self, times: int = 1, seconds: float = 120) -> None:
+    def wait_ready(self, times: int = 1, seconds: float = 300) -> None:
         """Wait until the server has said `times` times that it is ready."""
         deadline = time.monotonic() + seconds
         while self.log.read_text().count("ready: Triton") < times:

@@ -11,18 +11,11 @@ from pathlib import Path
 import onnx
 
 from cosytriton_engines.gate import GateError
-from cosytriton_ensemble.pipeline import PROMPT_TOKENS, SPEECH_LM, TEXT, TOKENS
+from cosytriton_ensemble.pipeline import Pipeline
 from cosytriton_ensemble.spec import Dim, Size
 
-_SLOTS = dict(SPEECH_LM.parameters)["slots"]
-_MARKS = 2  # start of sequence, and the one between text and speech
 
-BATCH = Dim("batch", 1, max(1, _SLOTS // 2), _SLOTS)
-NEW = Dim("new", 1, 1, TEXT.max + PROMPT_TOKENS.max + _MARKS)  # once the prompt, then a step of one id
-CAPACITY = -(-(NEW.max + TOKENS.max) // 64) * 64  # rows of a cache stay aligned
-
-
-def fix_capacity(source: Path, target: Path, capacity: int = CAPACITY) -> None:
+def fix_capacity(source: Path, target: Path, capacity: int) -> None:
     """Write a copy of the language model's graph whose caches have `capacity` positions.
 
     The weights go to `<target>.data`: those of a full-size model are too large for the graph's own file.
@@ -37,12 +30,15 @@ def fix_capacity(source: Path, target: Path, capacity: int = CAPACITY) -> None:
     onnx.save(model, target, save_as_external_data=True, location=data.name)
 
 
-def profile(onnx_path: Path) -> dict[str, dict[Size, tuple[int, ...]]]:
+def profile(onnx_path: Path, pipeline: Pipeline) -> dict[str, dict[Size, tuple[int, ...]]]:
     """The optimization profile of a graph that `fix_capacity` wrote: input name -> (min, opt, max) shapes.
 
     Raises `GateError` when an axis is neither fixed nor the batch nor the new positions.
     """
-    ranges = {dim.name: dim for dim in (BATCH, NEW)}
+    slots = int(dict(pipeline.speech_lm.parameters)["slots"])
+    batch = Dim("batch", 1, max(1, slots // 2), slots)
+    new = Dim("new", 1, 1, pipeline.longest_prompt)  # once the prompt, then a step of one id
+    ranges = {dim.name: dim for dim in (batch, new)}
     shapes: dict[str, dict[Size, tuple[int, ...]]] = {}
     for value in onnx.load(onnx_path, load_external_data=False).graph.input:
         dims = [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]

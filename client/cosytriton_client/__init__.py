@@ -5,7 +5,9 @@
     voice = Voice.from_wav("reference.wav", transcript="what is said in it")
     with Client("localhost:8001") as client:
         client.synthesize("Hello there.", voice).save("hello.wav")
-        for chunk in client.stream("Hello again.", voice):
+        for chunk in client.stream("Hello again.", voice, speed=1.2, seed=7):
+            play(chunk.samples)
+        for chunk in client.stream(words_of_a_language_model(), "anna"):  # a voice that the server knows
             play(chunk.samples)
 
 Needs numpy and tritonclient, nothing else. Every call has a time limit (`Timeout`) and raises only
@@ -26,6 +28,7 @@ from cosytriton_client._errors import (
     ServerFailureError,
     UnsupportedError,
 )
+from cosytriton_client._options import Options
 from cosytriton_client._transport import Request, Timeout, Transport
 from cosytriton_client._voice import EncodedVoice, Voice
 
@@ -38,6 +41,7 @@ __all__ = [
     "EncodedVoice",
     "InvalidInputError",
     "NotReadyError",
+    "Options",
     "OverloadedError",
     "Request",
     "RequestCancelledError",

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cosytriton_client._errors import InvalidInputError, UnsupportedError
-from cosytriton_ensemble.pipeline import COSYVOICE2
 
 Samples = npt.NDArray[np.float32]
 
@@ -31,11 +30,14 @@ class Audio:
         samples: float32 [n], mono, in [-1, 1].
         token_count: the speech tokens that it was made from.
         sample_rate: Hz.
+        finish_reason: why the speech, or the sentence of this chunk, ended: "end", "length" (its limit),
+            "repetition" or "silence" (the model ran away and was stopped); "" while it goes on.
     """
 
     samples: Samples
     token_count: int
-    sample_rate: int = COSYVOICE2.sample_rate
+    sample_rate: int
+    finish_reason: str = "end"
 
     @property
     def seconds(self) -> float:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from types import TracebackType
+from typing import Any, Unpack
 
 import numpy as np
 
 from cosytriton_client._answers import Speech, encoded_voice, whole_speech
 from cosytriton_client._audio import Audio
 from cosytriton_client._errors import ClientError, InvalidInputError
+from cosytriton_client._options import Options, option_tensors
 from cosytriton_client._transport import Request, Tensors, Timeout, Transport, transport_for
 from cosytriton_client._voice import EncodedVoice, Voice, VoiceCache
-
-_SEEDS = 2**63  # int64, not negative
+from cosytriton_ensemble import names
 
 
 class Client:
@@ -49,24 +50,46 @@ class Client:
         self._check_open()
         return self._voices.get(voice.digest, lambda: self._encode(voice))
 
-    def synthesize(self, text: str, voice: Voice, seed: int = 0) -> Audio:
+    def synthesize(self, text: str, voice: Voice | str, **options: Unpack[Options]) -> Audio:
         """Speak the text and wait for all of it. The same seed gives the same samples.
 
+        Args:
+            text: what to say, at most 10 minutes of speech.
+            voice: a recording, or the name of a voice that the server knows.
+            options: see `Options`.
+
         Raises:
-            InvalidInputError: the text is empty, or the server cannot speak it.
+            InvalidInputError: the text is empty, or the server cannot speak it in this voice and mode.
             BadAnswerError: the answer is not speech.
             ClientError: the other kinds.
         """
-        return whole_speech(self._transport.infer(self._request("tts", text, voice, seed)))
+        return self._whole(self._words(text, voice, options))
 
-    def stream(self, text: str, voice: Voice, seed: int = 0) -> Generator[Audio, None, None]:
+    def stream(
+        self, text: str | Iterable[str], voice: Voice | str, **options: Unpack[Options]
+    ) -> Generator[Audio, None, None]:
         """Speak the text and yield its audio in chunks as they are made; together they are the whole.
 
+        An iterator of strings (the output of a language model, say) is spoken while it comes; over gRPC only.
         The request is sent when the first chunk is asked for. Closing the generator (or dropping it, as
         `break` does) cancels the request on the server. Raises as `synthesize` does, the errors of the
         input at once.
         """
-        return self._chunks(self._request("tts_stream", text, voice, seed))
+        if isinstance(text, str):
+            return self._chunks(self._words(text, voice, options))
+        stream: dict[str, Any] = {names.TEXT_STREAM: np.array([[uuid.uuid4().hex.encode()]], np.object_)}
+        inputs = self._words(None, voice, options) | stream
+        return self._chunks(inputs, (stream | piece for piece in _pieces(text)))
+
+    def convert(self, source: Voice, voice: Voice | str, **options: Unpack[Options]) -> Audio:
+        """Say what is said in the recording `source` in another voice. Raises as `synthesize` does."""
+        return self._whole(self._source(source, voice, options))
+
+    def convert_stream(
+        self, source: Voice, voice: Voice | str, **options: Unpack[Options]
+    ) -> Generator[Audio, None, None]:
+        """`convert`, chunk by chunk as `stream` does."""
+        return self._chunks(self._source(source, voice, options))
 
     def close(self) -> None:
         """Close the connection; further calls raise `ClientError`."""
@@ -82,23 +105,45 @@ class Client:
     ) -> None:
         self.close()
 
-    def _chunks(self, request: Request) -> Generator[Audio, None, None]:
+    def _whole(self, inputs: Tensors) -> Audio:
+        with self._voices.forgotten_when_refused():
+            return whole_speech(self._transport.infer(_request("tts", inputs)))
+
+    def _chunks(
+        self, inputs: Tensors, further: Iterable[Tensors] | None = None
+    ) -> Generator[Audio, None, None]:
         self._check_open()
         speech = Speech()
-        with closing(self._transport.stream(request)) as answers:
+        answers = self._transport.stream(_request("tts_stream", inputs), further)
+        with self._voices.forgotten_when_refused(), closing(answers):
             for tensors in answers:
                 yield speech.chunk(tensors)
         speech.check_whole()
 
-    def _request(self, model: str, text: str, voice: Voice, seed: int) -> Request:
-        if not 0 <= seed < _SEEDS:
-            raise InvalidInputError(f"seed {seed}: allowed are 0 to 2**63 - 1.")
-        words = {"text": _bytes("text", text), "prompt_text": _bytes("transcript", voice.transcript)}
-        inputs = words | dict(self.encode(voice).tensors()) | {"seed": np.array([[seed]], np.int64)}
-        return _request(model, inputs)
+    def _words(self, text: str | None, voice: Voice | str, options: Options) -> dict[str, Any]:
+        """The inputs of a text to speak; None: it comes by pieces."""
+        words: dict[str, Any] = {} if text is None else {names.TEXT: _bytes("text", text)}
+        return words | option_tensors(options) | self._voice(voice)
+
+    def _source(self, source: Voice, voice: Voice | str, options: Options) -> dict[str, Any]:
+        how, heard = option_tensors(options), self.encode(source)
+        tokens: dict[str, Any] = {
+            names.SOURCE_TOKENS: heard.prompt_tokens,
+            names.SOURCE_TOKEN_COUNT: heard.prompt_token_count,
+        }
+        spoken = {name: array for name, array in self._voice(voice).items() if name != names.PROMPT_TEXT}
+        return tokens | spoken | how
+
+    def _voice(self, voice: Voice | str) -> dict[str, Any]:
+        if isinstance(voice, str):
+            return {names.VOICE_NAME: _bytes("name of the voice", voice)}
+        transcript = voice.transcript.strip()
+        words = {names.PROMPT_TEXT: _bytes("transcript", voice.transcript)} if transcript else {}
+        return words | dict(self.encode(voice).tensors())
 
     def _encode(self, voice: Voice) -> EncodedVoice:
-        inputs = {"audio": voice.audio[None], "sample_rate": np.array([[voice.sample_rate]], np.int32)}
+        rate = np.array([[voice.sample_rate]], np.int32)
+        inputs = {names.AUDIO: voice.audio[None], names.SAMPLE_RATE: rate}
         return encoded_voice(self._transport.infer(_request("voice_encoder", inputs)))
 
     def _check_open(self) -> None:
@@ -111,10 +156,24 @@ def _request(model: str, inputs: Tensors) -> Request:
     return Request(model, inputs, uuid.uuid4().hex)
 
 
+def _pieces(text: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The further requests of a text that comes by pieces."""
+    for piece in text:
+        if not isinstance(piece, str):
+            raise InvalidInputError(f"a piece of the text is {type(piece).__name__}: give strings.")
+        if piece:
+            yield {names.TEXT: _encoded("text", piece)}
+    yield {names.TEXT_END: np.array([[True]])}
+
+
 def _bytes(name: str, text: str) -> np.ndarray[tuple[int, int], np.dtype[np.object_]]:
     """The text as a BYTES tensor [1, 1]. What can be spoken is for the server to say."""
     if not isinstance(text, str) or not text.strip():
         raise InvalidInputError(f"the {name} is empty: give the words to speak.")
+    return _encoded(name, text)
+
+
+def _encoded(name: str, text: str) -> np.ndarray[tuple[int, int], np.dtype[np.object_]]:
     try:
         return np.array([[text.encode()]], np.object_)
     except UnicodeEncodeError as error:

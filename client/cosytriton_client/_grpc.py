@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+import uuid
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -46,20 +48,28 @@ class GrpcTransport:
         with translating(self._url, "request", self._timeout.request):
             return response_tensors(self._stub.ModelInfer(_message(request), timeout=self._timeout.request))
 
-    def stream(self, request: Request) -> Generator[Tensors, None, None]:
+    def stream(
+        self, request: Request, further: Iterable[Tensors] | None = None
+    ) -> Generator[Tensors, None, None]:
         """The answers of a decoupled model; closing the generator cancels the request on the server."""
         self._reach()
         stream = Stream(self._stub, _message(request))
         answers: SimpleQueue[Any] = SimpleQueue()
         # gRPC has no limit for the wait between two messages; a queue has.
         threading.Thread(target=_read, args=(stream, answers), daemon=True).start()
+        if further is not None:
+            threading.Thread(target=_write, args=(stream, request, further, answers), daemon=True).start()
         limit, seconds = "first_chunk", self._timeout.first_chunk
         try:
             final = False
             while not final:
                 with translating(self._url, limit, seconds):
-                    response = _response(answers.get(timeout=seconds))
-                final = is_final(response)
+                    answer = answers.get(timeout=seconds)
+                if isinstance(answer, _CallersError):
+                    raise answer.error
+                with translating(self._url, limit, seconds):
+                    response = _response(answer)
+                final = is_final(response) and response.id == request.request_id
                 if response.outputs:
                     yield response_tensors(response)
                 limit, seconds = "chunk", self._timeout.chunk
@@ -86,6 +96,23 @@ def _read(stream: Stream, answers: SimpleQueue[Any]) -> None:
         answers.put(InferenceServerException("the stream ended before its final answer"))
     except grpc.RpcError as error:
         answers.put(error)
+
+
+@dataclass(frozen=True)
+class _CallersError:
+    """What the iterator of the caller's text raised; it is theirs, not the protocol's."""
+
+    error: Exception
+
+
+def _write(stream: Stream, request: Request, further: Iterable[Tensors], answers: SimpleQueue[Any]) -> None:
+    """Send what comes from the caller's iterator, as long as somebody listens."""
+    try:
+        for inputs in further:
+            if not stream.send(request_message(request.model, inputs, uuid.uuid4().hex)):
+                return
+    except Exception as error:  # noqa: BLE001  (raised again where the call is answered)
+        answers.put(_CallersError(error))
 
 
 def _response(answer: Any) -> Any:

@@ -7,7 +7,7 @@ and cannot stream. Its encoding of tensors is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from socket import socket
@@ -17,10 +17,11 @@ import numpy as np
 from tritonclient.http import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from cosytriton_client._errors import translating
+from cosytriton_client._errors import UnsupportedError, translating
 from cosytriton_client._transport import Request, Tensors, Timeout
 
 _READ_BYTES = 1 << 16
+_ENVELOPE = {"id", "model_name", "model_version", "parameters"}  # what an event holds besides tensors
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -50,8 +51,15 @@ class HttpTransport:
             names = [output["name"] for output in result.get_response()["outputs"]]
             return {name: result.as_numpy(name) for name in names}
 
-    def stream(self, request: Request) -> Generator[Tensors, None, None]:
+    def stream(
+        self, request: Request, further: Iterable[Tensors] | None = None
+    ) -> Generator[Tensors, None, None]:
         """The answers of a decoupled model; closing the generator drops the connection, which cancels."""
+        if further is not None:
+            raise UnsupportedError(
+                "text that comes by pieces needs a stream in both directions, which HTTP has not: use gRPC "
+                "('host:port', usually port 8001), or join the pieces."
+            )
         body, headers = json.dumps(_plain(request)).encode(), {"Content-Type": "application/json"}
         path = f"/v2/models/{request.model}/generate_stream"
         limit, seconds = "first_chunk", self._timeout.first_chunk
@@ -123,12 +131,12 @@ def _events(response: HTTPResponse) -> Iterator[Tensors]:
 def _event_tensors(event: dict[str, Any]) -> Tensors:
     if "error" in event:
         raise InferenceServerException(str(event["error"]))
-    return {name: _array(value) for name, value in event.items() if not isinstance(value, str)}
+    return {name: _array(value) for name, value in event.items() if name not in _ENVELOPE}
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
     array = np.asarray(value).reshape(1, -1)
-    return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
+    return array.astype({"f": np.float32, "U": np.object_}.get(array.dtype.kind, np.int64))
 
 
 def _inputs(request: Request) -> list[InferInput]:

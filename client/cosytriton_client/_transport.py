@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -49,8 +49,13 @@ class Transport(Protocol):
         """The answer to a unary request: output name -> array [1, ...]."""
         ...
 
-    def stream(self, request: Request) -> Generator[Tensors, None, None]:
-        """The answers of a decoupled model as they come; closing the generator cancels the request."""
+    def stream(
+        self, request: Request, further: Iterable[Tensors] | None = None
+    ) -> Generator[Tensors, None, None]:
+        """The answers of a decoupled model as they come; closing the generator cancels the request.
+
+        `further` inputs are sent behind the request while it is answered.
+        """
         ...
 
     def close(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -32,7 +33,7 @@ class Voice:
     Attributes:
         audio: float samples [n] or [n, channels] in [-1, 1]; kept as float32 mono (the mean) [n].
         sample_rate: Hz, 16,000 or more.
-        transcript: what is said in the audio.
+        transcript: what is said in the audio; without it the voice speaks in the mode "cross_lingual".
         digest: sha256 of the samples and the rate; the name under which its encoding is cached.
 
     Raises:
@@ -41,12 +42,12 @@ class Voice:
 
     audio: npt.NDArray[np.floating[Any]]
     sample_rate: int
-    transcript: str
+    transcript: str = ""
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
         audio = _mono(np.asarray(self.audio))
-        _check(audio, self.sample_rate, self.transcript)
+        _check(audio, self.sample_rate)
         audio = np.clip(audio, -1, 1)
         audio.setflags(write=False)
         object.__setattr__(self, "audio", audio)
@@ -55,7 +56,7 @@ class Voice:
         object.__setattr__(self, "digest", content.hexdigest())
 
     @classmethod
-    def from_wav(cls, path: str | os.PathLike[str], transcript: str) -> Voice:
+    def from_wav(cls, path: str | os.PathLike[str], transcript: str = "") -> Voice:
         """Read a WAV file (PCM of 8 to 32 bits), or with `cosytriton[audio]` any usual audio file.
 
         Raises:
@@ -88,7 +89,7 @@ def _mono(audio: npt.NDArray[Any]) -> Samples:
     return np.array(audio, np.float32)  # a copy: what the caller does with theirs must not change a voice
 
 
-def _check(audio: Samples, sample_rate: int, transcript: str) -> None:
+def _check(audio: Samples, sample_rate: int) -> None:
     if sample_rate < ANALYSIS_RATE:
         raise InvalidInputError(
             f"reference audio of {sample_rate} Hz: the voice is analysed at {ANALYSIS_RATE} Hz, which a "
@@ -107,10 +108,6 @@ def _check(audio: Samples, sample_rate: int, transcript: str) -> None:
         raise InvalidInputError(f"reference audio is silent (peak {peak:.1g} of 1): give one with speech.")
     if peak > _MAX_OVERSHOOT:
         raise InvalidInputError(f"reference audio has a peak of {peak:g}: scale the samples to [-1, 1].")
-    if not isinstance(transcript, str) or not transcript.strip():
-        raise InvalidInputError(
-            "the transcript is empty: give the words that are said in the reference audio."
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,9 +117,10 @@ class EncodedVoice:
     Attributes:
         prompt_tokens: int32 [1, k], speech tokens.
         prompt_token_count: int32 [1, 1].
-        prompt_mel: float32 [1, 2k, 80], log-mel frames.
+        prompt_mel: float32 [1, frames, 80], log-mel frames.
         prompt_frame_count: int32 [1, 1].
         speaker_embedding: float32 [1, 192].
+        checkpoint: bytes [1, 1], hash of the checkpoint that encoded it; no other one understands it.
     """
 
     prompt_tokens: npt.NDArray[np.int32]
@@ -130,9 +128,10 @@ class EncodedVoice:
     prompt_mel: npt.NDArray[np.float32]
     prompt_frame_count: npt.NDArray[np.int32]
     speaker_embedding: npt.NDArray[np.float32]
+    checkpoint: npt.NDArray[np.object_]
 
     def tensors(self) -> Tensors:
-        """The five tensors by the names that the server gives and takes."""
+        """The tensors by the names that the server gives and takes."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -146,6 +145,17 @@ class VoiceCache:
         self._size = size
         self._voices: OrderedDict[str, Future[EncodedVoice]] = OrderedDict()
         self._lock = Lock()
+
+    @contextmanager
+    def forgotten_when_refused(self) -> Iterator[None]:
+        """Forget all voices when the server refuses them: it may serve another checkpoint now."""
+        try:
+            yield
+        except InvalidInputError as error:
+            if "another checkpoint" in str(error):
+                with self._lock:
+                    self._voices.clear()
+            raise
 
     def get(self, digest: str, encode: Callable[[], EncodedVoice]) -> EncodedVoice:
         """The cached voice, or the result of `encode`, which is then kept."""

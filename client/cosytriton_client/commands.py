@@ -8,18 +8,28 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from cosytriton_ensemble.cli import Command
+from cosytriton_ensemble.modes import Mode
 
 if TYPE_CHECKING:
-    from cosytriton_client import Audio
+    from cosytriton_client import Audio, Client, Voice
+
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".m4a")  # else --voice is the name of an enrolled voice
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", help="what to say")
-    parser.add_argument("--voice", required=True, type=Path, help="reference audio, 0.25 to 30 s, >= 16 kHz")
-    parser.add_argument("--transcript", required=True, help="what is said in the reference audio")
+    parser.add_argument("text", nargs="?", help="what to say; - reads it from standard input while it comes")
+    parser.add_argument("--voice", required=True, help="reference audio (0.25 to 30 s, >= 16 kHz), or a name")
+    parser.add_argument("--transcript", default="", help="what is said in the reference audio")
+    parser.add_argument("--instruction", help="how to speak (CosyVoice2 and 3: ends with <|endofprompt|>)")
+    parser.add_argument(
+        "--source", type=Path, help="audio whose words to say in the voice, instead of a text"
+    )
+    parser.add_argument("--mode", choices=get_args(Mode), help="default: the one that the inputs mean")
+    parser.add_argument("--speed", type=float, help="0.5 to 2.0")
+    parser.add_argument("--as-written", action="store_true", help="do not spell numbers and signs out")
     parser.add_argument(
         "--out", type=Path, default=Path("speech.wav"), help="WAV file (default: %(default)s)"
     )
@@ -34,23 +44,25 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from cosytriton_client import Client, Voice
+    from cosytriton_client import Client, InvalidInputError, Voice
 
-    voice = Voice.from_wav(args.voice, args.transcript)
+    if (args.text is None) == (args.source is None):
+        raise InvalidInputError("give a text, or --source with the audio to convert.")
+    path = Path(args.voice)
+    recorded = path.is_file() or path.suffix.lower() in AUDIO_SUFFIXES
+    voice = Voice.from_wav(path, args.transcript) if recorded else args.voice
     with Client(args.url) as client:
-        client.encode(voice)  # once for each voice, so it is no part of the figures
+        if isinstance(voice, Voice):
+            client.encode(voice)  # once for each voice, so it is no part of the figures
         start = time.perf_counter()
-        if args.stream:
-            audio, first, chunks = _collected(client.stream(args.text, voice, args.seed), start)
-        else:
-            audio, chunks = client.synthesize(args.text, voice, args.seed), 1
-            first = time.perf_counter() - start
+        audio, first, chunks = _collected(_speech(client, voice, args), start)
         wall = time.perf_counter() - start
     audio.save(args.out)
-    figures = {
+    figures: dict[str, float | str] = {
         "audio_seconds": audio.seconds,
         "speech_tokens": audio.token_count,
         "chunks": chunks,
+        "finish_reason": audio.finish_reason,
         "first_audio_ms": first * 1000,
         "wall_ms": wall * 1000,
         "rtf": wall / audio.seconds,  # real-time factor: below 1 is faster than it sounds
@@ -59,10 +71,31 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sentence(figures: Mapping[str, float]) -> str:
+def _speech(client: Client, voice: Voice | str, args: argparse.Namespace) -> Iterable[Audio]:
+    from cosytriton_client import Options, Voice
+
+    options = Options(seed=args.seed, normalise=not args.as_written)
+    if args.speed is not None:
+        options["speed"] = args.speed
+    if args.mode is not None:
+        options["mode"] = args.mode
+    if args.instruction is not None:
+        options["instruction"] = args.instruction
+    if args.source is not None:
+        source = Voice.from_wav(args.source)
+        speak = client.convert_stream if args.stream else None
+        return speak(source, voice, **options) if speak else [client.convert(source, voice, **options)]
+    if args.text == "-":
+        return client.stream(iter(sys.stdin.readline, ""), voice, **options)
+    if args.stream:
+        return client.stream(args.text, voice, **options)
+    return [client.synthesize(args.text, voice, **options)]
+
+
+def _sentence(figures: Mapping[str, float | str]) -> str:
     return (
         "{audio_seconds:.2f} s of audio, chunks: {chunks}, first after {first_audio_ms:.0f} ms, "
-        "all after {wall_ms:.0f} ms, RTF {rtf:.3f}".format_map(figures)
+        "all after {wall_ms:.0f} ms, RTF {rtf:.3f}, ended by {finish_reason}".format_map(figures)
     )
 
 
@@ -82,7 +115,9 @@ def _collected(stream: Iterable[Audio], start: float) -> tuple[Audio, float, int
         sys.stderr.flush()
     sys.stderr.write("\n")
     samples = np.concatenate([chunk.samples for chunk in chunks])
-    return Audio(samples, sum(chunk.token_count for chunk in chunks)), first, len(chunks)
+    reasons = [chunk.finish_reason for chunk in chunks if chunk.finish_reason not in ("", "end")]
+    tokens = sum(chunk.token_count for chunk in chunks)
+    return Audio(samples, tokens, chunks[0].sample_rate, (reasons or ["end"])[0]), first, len(chunks)
 
 
 SPEAK = Command("Speak a text with the voice of a recording.", _arguments, _run)

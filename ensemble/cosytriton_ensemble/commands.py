@@ -8,12 +8,14 @@ import signal
 from pathlib import Path
 
 from cosytriton_ensemble.cli import Command
+from cosytriton_ensemble.families import COSYVOICE2, FAMILIES
 
 log = logging.getLogger(__name__)
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repository", type=Path, default=Path("model_repository"))
+    parser.add_argument("--voices", type=Path, help="folder of enrolled voices (default: beside it)")
     parser.add_argument("--profile", default="cpu", help="Triton model configuration name (default: cpu)")
     parser.add_argument("--host", default="127.0.0.1", help="address of gRPC and metrics")
     parser.add_argument(
@@ -29,7 +31,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from cosytriton_ensemble.repository import is_untrained
+    from cosytriton_ensemble.repository import check_repository, is_untrained
     from cosytriton_ensemble.server import ServerOptions
     from cosytriton_ensemble.supervisor import Supervisor
 
@@ -43,6 +45,7 @@ def _serve(args: argparse.Namespace) -> int:
         metrics_port=args.metrics_port,
         log_level=args.log_level,
         exit_timeout=args.exit_timeout,
+        voices=args.voices,
     )
 
     def announce(version: str) -> None:
@@ -50,6 +53,7 @@ def _serve(args: argparse.Namespace) -> int:
             "ready: Triton %s speaks at %s (gRPC), profile %s", version, options.grpc_url, options.profile
         )
 
+    check_repository(options.repository)
     if is_untrained(options.repository):
         log.warning("%s comes from an untrained checkpoint: its sound is noise", options.repository)
     supervisor = Supervisor(options, announce)
@@ -77,12 +81,13 @@ def _health(args: argparse.Namespace) -> int:
 
 def _repository_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("repository", type=Path, nargs="?", default=Path("model_repository"))
+    parser.add_argument("--family", choices=FAMILIES, default=COSYVOICE2.name)
 
 
 def _repository(args: argparse.Namespace) -> int:
     from cosytriton_ensemble.repository import write_repository
 
-    write_repository(args.repository)
+    write_repository(args.repository, FAMILIES[args.family])
     log.info("wrote the configurations of %s", args.repository)
     return 0
 

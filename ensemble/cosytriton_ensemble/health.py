@@ -10,22 +10,10 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from cosytriton_ensemble import names
 from cosytriton_ensemble.errors import CosytritonError, InputError, ServerError
-from cosytriton_ensemble.pipeline import (
-    ANALYSIS_RATE,
-    AUDIO,
-    MAX_TOKENS,
-    NATIVE_STAGES,
-    PROMPT_TEXT,
-    PYTHON_STAGES,
-    SAMPLE_RATE,
-    TEXT_INPUT,
-    TTS,
-    TTS_STREAM,
-    VOICE,
-    VOICE_ENCODER,
-    WAVEFORM,
-)
+from cosytriton_ensemble.families import family_named
+from cosytriton_ensemble.pipeline import ANALYSIS_RATE, PIPELINES, Pipeline, pipeline_of
 from cosytriton_ensemble.protocol import UNLIMITED, Stream, error_from_text, request_message, response_tensors
 from cosytriton_ensemble.spec import Array, Ensemble, Feed, Stage
 
@@ -53,16 +41,17 @@ class HealthCheck:
     def ready(self) -> None:
         """Speak three words, unary and streamed; ServerError unless they come out as finite audio."""
         with self._errors():
+            pipeline = self._pipeline()
             rate = np.array([[ANALYSIS_RATE]], np.int32)
-            voice = self._infer(VOICE_ENCODER, {AUDIO.name: _voice(), SAMPLE_RATE.name: rate})[0]
-            request = {t.name: voice[t.name] for t in VOICE} | {
-                TEXT_INPUT.name: _WORDS,
-                PROMPT_TEXT.name: _WORDS,
-                MAX_TOKENS.name: np.array([[16]], np.int32),
+            voice = self._infer(pipeline.voice_encoder, {names.AUDIO: _voice(), names.SAMPLE_RATE: rate})[0]
+            request = voice | {
+                names.TEXT: _WORDS,
+                names.PROMPT_TEXT: _WORDS,
+                names.MAX_TOKENS: np.array([[16]], np.int32),
             }
-            for model in (TTS, TTS_STREAM):
+            for model in (pipeline.tts, pipeline.tts_stream):
                 for response in self._infer(model, request):
-                    if not np.isfinite(response[WAVEFORM.name]).all():
+                    if not np.isfinite(response[names.WAVEFORM]).all():
                         raise ServerError(f"{model.name} speaks NaN; its graphs do not fit its checkpoint.")
 
     def alive(self) -> None:
@@ -72,11 +61,20 @@ class HealthCheck:
         empty.
         """
         with self._errors():
-            for stage in NATIVE_STAGES:
+            pipeline = self._pipeline()
+            for stage in pipeline.native_stages:
                 self._infer(stage, stage.sample("min"))
-            for stage in PYTHON_STAGES:
+            for stage in pipeline.python_stages:
                 empty = {t.name: _empty(t.numpy_type, t.shape("min")) for t in stage.inputs}
                 self._refused(stage, empty)
+
+    def _pipeline(self) -> Pipeline:
+        """The declarations of the family that the server has."""
+        request = service_pb2.ModelConfigRequest(name=next(iter(PIPELINES.values())).tts.name)
+        with grpc.insecure_channel(self._url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            config = stub.ModelConfig(request, timeout=self._deadline).config
+        return pipeline_of(family_named(config.parameters["family"].string_value))
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

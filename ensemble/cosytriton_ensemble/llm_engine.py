@@ -7,31 +7,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
-from cosytriton_ensemble.errors import CancelledError, CosytritonError, GenerationError, QueueFullError
-from cosytriton_ensemble.generation import Generation, Listener, SpeechRequest
-from cosytriton_ensemble.language_model import LanguageModelSpec, TokenIds
+from cosytriton_ensemble.bistream import StreamedGeneration
+from cosytriton_ensemble.decoder import Decoder
+from cosytriton_ensemble.errors import CosytritonError, GenerationError, QueueFullError
+from cosytriton_ensemble.families import Family
+from cosytriton_ensemble.generation import Generation, Listener, Outcome, Setting, SpeechRequest, TextInput
 from cosytriton_ensemble.sampling import FloatArray, Uniform, seeded_uniform
 
 logger = logging.getLogger(__name__)
 
-
-class Decoder(Protocol):
-    """The language model as the engine sees it; `LanguageModel` is the real one."""
-
-    spec: LanguageModelSpec
-    rows: int
-    max_positions: int
-
-    def join(self, ids: TokenIds) -> FloatArray:
-        """Take the next row for a prompt [n]; logits [speech_rows]. If it raises, no row was taken."""
-
-    def step(self, ids: Sequence[int]) -> FloatArray:
-        """Feed one id to every row in use; logits [rows in use, speech_rows], which may be overwritten."""
-
-    def leave(self, row: int) -> None:
-        """Free a row; the last row in use takes its place."""
+POLL_SECONDS = 0.05  # a cancellation can only be asked for: how often, while nothing else is to be done
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +38,10 @@ class LlmEngine:
 
     Args:
         model: The language model; only the engine's thread uses it.
+        family: The model's family.
         max_waiting: How many requests may wait beyond those that have a row.
         max_tokens: The most speech tokens of one request.
+        text_timeout: How many seconds a request may wait for text that is streamed to it.
         uniform: Makes a request's random source from its seed.
 
     """
@@ -60,14 +49,18 @@ class LlmEngine:
     def __init__(
         self,
         model: Decoder,
+        family: Family,
         *,
         max_waiting: int = 64,
         max_tokens: int = 1500,
+        text_timeout: float = 30.0,
         uniform: Callable[[int], Uniform] = seeded_uniform,
     ) -> None:
         self._model = model
         self._max_held = model.rows + max_waiting
-        self._max_tokens = max_tokens
+        self._setting = Setting(
+            model.spec, family, max_tokens, model.max_positions, text_timeout, self._text_came
+        )
         self._uniform = uniform
         self._active: list[Generation] = []  # index = row; changed by the engine's thread alone
         self._waiting: deque[Generation] = deque()
@@ -84,8 +77,11 @@ class LlmEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, request: SpeechRequest, listener: Listener) -> None:
+    def submit(self, request: SpeechRequest, listener: Listener) -> TextInput:
         """Queue a request; its listener hears of everything that follows.
+
+        Returns where the rest of its text is pushed to, if it is streamed. A request takes a row as soon as
+        there is text for its first block.
 
         Raises:
             InputError: The request cannot be spoken.
@@ -93,9 +89,8 @@ class LlmEngine:
             GenerationError: The engine is closed.
 
         """
-        spec, max_positions = self._model.spec, self._model.max_positions
-        uniform = self._uniform(request.seed)
-        generation = Generation(request, listener, uniform, spec, self._max_tokens, max_positions)
+        kind = StreamedGeneration if request.text_streaming else Generation
+        generation = kind(request, listener, self._uniform(request.seed), self._setting)
         with self._changed:
             if self._closed:
                 raise GenerationError("The language model's engine is closed: it takes no more requests.")
@@ -107,6 +102,7 @@ class LlmEngine:
             self._held += 1
             self._waiting.append(generation)
             self._changed.notify()
+        return generation
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the counters."""
@@ -120,15 +116,20 @@ class LlmEngine:
             self._changed.notify()
         self._thread.join()
 
+    def _text_came(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
     # ---- the engine's thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         error = GenerationError("The language model's engine was closed before the speech was complete.")
         try:
             while self._work():
-                self._drop_cancelled()
+                self._drop_lost()
                 if self._admit():
-                    self._drop_cancelled()  # a prompt takes as long as many steps
+                    self._drop_lost()  # a prompt takes as long as many steps
+                self._extend()
                 self._step()
         except Exception as cause:
             logger.exception("The language model's engine stopped.")
@@ -137,83 +138,108 @@ class LlmEngine:
             self._abandon(error)
 
     def _work(self) -> bool:
-        """Sleep until there is something to do; False when the engine was closed."""
+        """Sleep until there is something to do or to ask for; False when the engine was closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._waiting or self._active)
+            self._changed.wait_for(self._can_work, POLL_SECONDS if self._held else None)
             return not self._closed
 
-    def _drop_cancelled(self) -> None:
-        error = CancelledError("The request was cancelled.")
-        self._remove({row: error for row, generation in enumerate(self._active) if generation.cancelled()})
+    def _can_work(self) -> bool:
+        if self._closed or any(not generation.waits or generation.ready() for generation in self._active):
+            return True
+        free = len(self._active) < self._model.rows
+        return free and any(generation.ready() for generation in self._waiting)
+
+    def _drop_lost(self) -> None:
+        """End the requests that are no longer wanted or that no longer get their text."""
+        errors = {row: generation.lost() for row, generation in enumerate(self._active)}
+        self._remove({row: error for row, error in errors.items() if error})
         with self._changed:
             waiting = list(self._waiting)
         # Listeners are asked without the lock, so that they cannot block those who submit.
-        gone = [generation for generation in waiting if generation.cancelled()]
+        lost = [(generation, error) for generation in waiting if (error := generation.lost())]
         with self._changed:
-            for generation in gone:
+            for generation, _ in lost:
                 self._waiting.remove(generation)
-        for generation in gone:
+        for generation, error in lost:
             self._end(generation, error)
 
     def _admit(self) -> bool:
         """Give one waiting request a row, if there is one: more prompts would hold up the active ones."""
         with self._changed:
-            if not self._waiting or len(self._active) == self._model.rows:
+            ready = (generation for generation in self._waiting if generation.ready())
+            generation = next(ready, None) if len(self._active) < self._model.rows else None
+            if generation is None:
                 return False
-            generation = self._waiting.popleft()
+            self._waiting.remove(generation)
         try:
-            logits = self._model.join(generation.prompt)
+            logits = self._model.join(generation.prompt(self._model))
         except Exception as cause:
-            logger.exception("The language model failed on a prompt.")
+            logger.exception("The language model failed on the prompt.")
             self._end(generation, _failure("The language model failed on the prompt", cause))
             return True
         self._active.append(generation)
-        self._advance(len(self._active) - 1, logits[None])
+        self._advance([len(self._active) - 1], logits[None])
         return True
 
+    def _extend(self) -> None:
+        """Feed the next text to the rows that waited for it."""
+        for row in reversed(range(len(self._active))):  # a row that leaves moves none that is still to come
+            generation = self._active[row]
+            if not (generation.waits and generation.ready()):
+                continue
+            try:
+                logits = self._model.extend(row, generation.take())
+            except Exception as cause:
+                logger.exception("The language model failed on a block of text.")
+                self._remove({row: _failure("The language model failed on a block of text", cause)})
+                continue
+            self._advance([row], logits[None])
+
     def _step(self) -> None:
-        if not self._active:
+        waiting = {row for row, generation in enumerate(self._active) if generation.waits}
+        rows = [row for row in range(len(self._active)) if row not in waiting]
+        if not rows:
             return
         try:
-            logits = self._model.step([generation.last_id for generation in self._active])
+            logits = self._model.step([generation.last_id for generation in self._active], waiting)
         except Exception as cause:
             logger.exception("A step of the language model failed.")
             error = _failure("A step of the language model failed", cause)
             self._remove(dict.fromkeys(range(len(self._active)), error))
             return
         self._steps += 1
-        self._advance(0, logits)
+        self._advance(rows, logits[rows])
 
-    def _advance(self, first: int, logits: FloatArray) -> None:
-        """Draw a token for each row from `first` on: logits [rows, speech_rows]."""
-        ended: dict[int, CosytritonError | None] = {}
-        for row, row_logits in enumerate(logits, first):
+    def _advance(self, rows: Sequence[int], logits: FloatArray) -> None:
+        """Draw a token for each of `rows`: logits [rows, speech_rows]."""
+        ended: dict[int, Outcome] = {}
+        for row, row_logits in zip(rows, logits, strict=True):
             generation = self._active[row]
             count = len(generation.tokens)
             try:
-                if not generation.advance(row_logits):
-                    ended[row] = None
+                if reason := generation.advance(row_logits):
+                    ended[row] = reason
             except Exception as cause:
                 logger.exception("A speech token could not be made or handed on.")
                 ended[row] = _failure("A speech token could not be made or handed on", cause)
             self._tokens += len(generation.tokens) - count
         self._remove(ended)
 
-    def _remove(self, ended: Mapping[int, CosytritonError | None]) -> None:
+    def _remove(self, ended: Mapping[int, Outcome]) -> None:
         """Free rows, then tell their listeners. As in the model, the last row takes a freed place."""
-        removed: list[tuple[Generation, CosytritonError | None]] = []
+        removed: list[tuple[Generation, Outcome]] = []
         for row in sorted(ended, reverse=True):
             self._model.leave(row)
             removed.append((self._active[row], ended[row]))
             self._active[row] = self._active[-1]
             self._active.pop()
-        for generation, error in removed:
-            self._end(generation, error)
+        for generation, outcome in removed:
+            self._end(generation, outcome)
 
-    def _end(self, generation: Generation, error: CosytritonError | None) -> None:
+    def _end(self, generation: Generation, outcome: Outcome) -> None:
         with self._changed:
             self._held -= 1
-        generation.end(error)
+        generation.end(outcome)
 
     def _abandon(self, error: CosytritonError) -> None:
         with self._changed:

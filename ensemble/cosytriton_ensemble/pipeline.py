@@ -1,249 +1,293 @@
-"""The pipeline: every stage and ensemble of the model repository, declared once.
+"""The pipeline of a model family: every stage and ensemble of its model repository, declared once.
 
-Sizes that differ between model families hang on `Family`; the shapes of one checkpoint (vocabulary,
-widths) are read from the checkpoint and never stand here.
+What is served has the same names in every family; shapes and rates come from `Family`, and the flow and the
+vocoder take what their family's algorithm carries from chunk to chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from cosytriton_ensemble import names
+from cosytriton_ensemble.families import FAMILIES, Family
 from cosytriton_ensemble.spec import Dim, Ensemble, Stage, Step, Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The rates and sizes that all checkpoints of one CosyVoice family share."""
-
-    name: str
-    sample_rate: int  # Hz of the spoken audio
-    mel_hop: int  # samples per mel frame
-    frames_per_token: int  # mel frames per speech token
-    lookahead: int  # speech tokens that a non-final chunk needs beyond its end
-    hop_tokens: int  # speech tokens of the first streamed chunk, and the grid of the block mask
-    max_hop_tokens: int  # speech tokens that a streamed chunk grows to
-    overlap_frames: int  # mel frames that two vocoder chunks share
-    speech_codes: int  # size of the speech codebook
-
-    @property
-    def samples_per_token(self) -> int:
-        """Audio samples per speech token."""
-        return self.mel_hop * self.frames_per_token
-
-    @property
-    def token_rate(self) -> float:
-        """Speech tokens per second."""
-        return self.sample_rate / self.samples_per_token
-
-    @property
-    def overlap_samples(self) -> int:
-        """Audio samples that two vocoder chunks share."""
-        return self.overlap_frames * self.mel_hop
-
-
-COSYVOICE2 = Family(
-    name="cosyvoice2",
-    sample_rate=24_000,
-    mel_hop=480,
-    frames_per_token=2,
-    lookahead=3,
-    hop_tokens=25,
-    max_hop_tokens=100,
-    overlap_frames=8,
-    speech_codes=6561,  # 3^8, finite scalar quantisation
-)
 
 ANALYSIS_RATE = 16_000  # Hz, of the audio that the speaker and token encoders hear
 MEL_BINS = 80
 SPEAKER_SIZE = 192  # width of a speaker embedding
 MAX_REFERENCE_SECONDS = 30  # the official front end refuses longer references
-MAX_SPEECH_SECONDS = 60  # one request; the fixed noise of the flow would allow 300
-MAX_TEXT_TOKENS = 150  # one request: about 45 s of speech
+MAX_SPEECH_SECONDS = 60  # one piece of a text; the fixed noise of the flow would allow 300
+MAX_TEXT_TOKENS = 150  # one piece of a text: about 45 s of speech
+MAX_CHARACTERS = 100_000  # one request, several hours of speech in pieces
+MIN_SPEED, MAX_SPEED = 0.5, 2.0
+MAX_ANSWER_SECONDS = 600  # of speech in one answer; a stream has no end
 
-_F = COSYVOICE2
-_TOKENS_PER_SECOND = int(_F.token_rate)
+MAX_POSITIONS = 4096  # of the language model; the table of distances of v1 ends there
+_MARKS = 3  # of the language model's prompt: start, v1's speaker, and the one between text and speech
 
-# ---- dimensions -------------------------------------------------------------------------------------
-# The padding grid of a reference is one second, that of speech one hop of the stream.
+# ---- tensors without a family's shape -----------------------------------------------------------------
 SAMPLES_16K = Dim(
     "samples_16k", 4_000, 5 * ANALYSIS_RATE, MAX_REFERENCE_SECONDS * ANALYSIS_RATE, ANALYSIS_RATE
 )
-SAMPLES_24K = Dim(
-    "samples_24k", 6_000, 5 * _F.sample_rate, MAX_REFERENCE_SECONDS * _F.sample_rate, _F.sample_rate
-)
-PROMPT_TOKENS = Dim("prompt_tokens", 1, 125, MAX_REFERENCE_SECONDS * _TOKENS_PER_SECOND, _F.hop_tokens)
-PROMPT_FRAMES = PROMPT_TOKENS.times(_F.frames_per_token, "prompt_frames")
-TOKENS = Dim("tokens", 1 + _F.lookahead, 125, MAX_SPEECH_SECONDS * _TOKENS_PER_SECOND, _F.hop_tokens)
-FRAMES = TOKENS.times(_F.frames_per_token, "frames")
-SAMPLES = FRAMES.times(_F.mel_hop, "samples")
 REFERENCE = Dim("reference", 4_000, 5 * ANALYSIS_RATE, MAX_REFERENCE_SECONDS * 192_000)
 TEXT = Dim("text", 1, 40, 2 * MAX_TEXT_TOKENS)
+TEXTS = Dim("texts", 1, 400, 4 * MAX_CHARACTERS)
+PIECES = Dim("pieces", 1, 4, MAX_CHARACTERS)
 
-# ---- tensors that several stages share --------------------------------------------------------------
-WAVEFORM_16K = Tensor("waveform_16k", "FP32", (SAMPLES_16K,))
-COUNT_16K = Tensor("sample_count_16k", "INT32", (1,), counts=SAMPLES_16K)
-WAVEFORM_24K = Tensor("waveform_24k", "FP32", (SAMPLES_24K,))
-COUNT_24K = Tensor("sample_count_24k", "INT32", (1,), counts=SAMPLES_24K)
-SPEAKER = Tensor("speaker_embedding", "FP32", (SPEAKER_SIZE,))
-PROMPT_TOKEN_IDS = Tensor("prompt_tokens", "INT32", (PROMPT_TOKENS,), high=_F.speech_codes)
-PROMPT_TOKEN_COUNT = Tensor("prompt_token_count", "INT32", (1,), counts=PROMPT_TOKENS)
-PROMPT_MEL = Tensor("prompt_mel", "FP32", (PROMPT_FRAMES, MEL_BINS))
-PROMPT_FRAME_COUNT = Tensor("prompt_frame_count", "INT32", (1,), counts=PROMPT_FRAMES)
-TOKEN_IDS = Tensor("tokens", "INT32", (TOKENS,), high=_F.speech_codes)
-TOKEN_COUNT = Tensor("token_count", "INT32", (1,), counts=TOKENS)
-STREAMING = Tensor("streaming", "BOOL", (1,))
-FINALIZE = Tensor("finalize", "BOOL", (1,))
-MEL = Tensor("mel", "FP32", (FRAMES, MEL_BINS))
-FRAME_COUNT = Tensor("frame_count", "INT32", (1,), counts=FRAMES)
-SOURCE_CACHE = Tensor("source_cache", "FP32", (_F.overlap_samples,))
-SOURCE_CACHE_COUNT = Tensor("source_cache_count", "INT32", (1,), high=_F.overlap_samples)
-NOISE_OFFSET = Tensor("noise_offset", "INT32", (1,), high=100_000)
-WAVEFORM = Tensor("waveform", "FP32", (SAMPLES,))
-SAMPLE_COUNT = Tensor("sample_count", "INT32", (1,), counts=SAMPLES)
-SOURCE = Tensor("source", "FP32", (SAMPLES,))
-
-# ---- native stages ----------------------------------------------------------------------------------
-SPEAKER_EMBEDDING = Stage(
-    "speaker_embedding",
-    (WAVEFORM_16K, COUNT_16K),
-    (SPEAKER,),
-    max_batch=8,
-    queue_delay_us=2_000,
-    cached=True,
-)
-AUDIO_TOKENIZER = Stage(
-    "audio_tokenizer",
-    (WAVEFORM_16K, COUNT_16K),
-    (PROMPT_TOKEN_IDS, PROMPT_TOKEN_COUNT),
-    max_batch=8,
-    queue_delay_us=2_000,
-    cached=True,
-    tolerance=0,  # token ids are equal or wrong
-)
-PROMPT_MEL_STAGE = Stage(
-    "prompt_mel",
-    (WAVEFORM_24K, COUNT_24K),
-    (PROMPT_MEL, PROMPT_FRAME_COUNT),
-    max_batch=8,
-    queue_delay_us=2_000,
-    cached=True,
-)
-FLOW = Stage(
-    "flow",
-    (
-        TOKEN_IDS,
-        TOKEN_COUNT,
-        PROMPT_TOKEN_IDS,
-        PROMPT_TOKEN_COUNT,
-        PROMPT_MEL,
-        SPEAKER,
-        STREAMING,
-        FINALIZE,
-    ),
-    (MEL, FRAME_COUNT),
-    max_batch=8,
-    queue_delay_us=2_000,
-)
-VOCODER = Stage(
-    "vocoder",
-    (MEL, FRAME_COUNT, SOURCE_CACHE, SOURCE_CACHE_COUNT, NOISE_OFFSET),
-    (WAVEFORM, SOURCE, SAMPLE_COUNT),
-    max_batch=8,
-    queue_delay_us=2_000,
-    tolerance=1e-3,
-    # Both keep what every new batch and length takes: 24 % more memory after 400 requests.
-    parameters=(("enable_mem_arena", 0), ("enable_mem_pattern", 0)),
-)
-
-# ---- Python models ----------------------------------------------------------------------------------
-AUDIO = Tensor("audio", "FP32", (REFERENCE,))
-SAMPLE_RATE = Tensor("sample_rate", "INT32", (1,))
-TEXT_INPUT = Tensor("text", "BYTES", (1,))
-PROMPT_TEXT = Tensor("prompt_text", "BYTES", (1,))
-TEXT_TOKENS = Tensor("text_tokens", "INT32", (TEXT,))  # transcript ++ text
-PROMPT_TEXT_COUNT = Tensor("prompt_text_count", "INT32", (1,))  # how many of them are the transcript's
-SEED = Tensor("seed", "INT64", (1,), optional=True)
-MAX_TOKENS = Tensor("max_tokens", "INT32", (1,), optional=True)
-USED_PROMPT_COUNT = Tensor("used_prompt_count", "INT32", (1,))  # prompt tokens that have their mel frames
-
-AUDIO_FRONTEND = Stage(
-    "audio_frontend",
-    (AUDIO, SAMPLE_RATE),
-    (WAVEFORM_16K, COUNT_16K, WAVEFORM_24K, COUNT_24K),
-    backend="python",
-)
-TEXT_FRONTEND = Stage(
-    "text_frontend", (TEXT_INPUT, PROMPT_TEXT), (TEXT_TOKENS, PROMPT_TEXT_COUNT), backend="python"
-)
-_LM_PROMPT = (TEXT_TOKENS, PROMPT_TEXT_COUNT, PROMPT_TOKEN_IDS, PROMPT_TOKEN_COUNT)
-SPEECH_LM = Stage(
-    "speech_lm",
-    (*_LM_PROMPT, SEED, MAX_TOKENS),
-    (TOKEN_IDS,),
-    backend="python",
-    decoupled=True,
-    parameters=(
-        ("slots", 8),  # requests that share each step
-        ("max_waiting", 64),  # requests beyond them; more are refused as UNAVAILABLE
-        ("intra_op_thread_count", 0),  # 0: every core
-    ),
-)
-VOICE = (PROMPT_TOKEN_IDS, PROMPT_TOKEN_COUNT, PROMPT_MEL, PROMPT_FRAME_COUNT, SPEAKER)
-"""An encoded voice: what `voice_encoder` gives and `tts` takes."""
-
-SPEECH_TOKENS = Stage(
-    "speech_tokens",
-    (TEXT_TOKENS, PROMPT_TEXT_COUNT, *VOICE, SEED, MAX_TOKENS),
-    (
-        TOKEN_IDS,
-        TOKEN_COUNT,
-        USED_PROMPT_COUNT,
-        STREAMING,
-        FINALIZE,
-        SOURCE_CACHE,
-        SOURCE_CACHE_COUNT,
-        NOISE_OFFSET,
-    ),
-    backend="python",
-)
-TTS_STREAM = Stage(
-    "tts_stream",
-    (TEXT_INPUT, PROMPT_TEXT, *VOICE, SEED, MAX_TOKENS),
-    (WAVEFORM, SAMPLE_COUNT, TOKEN_COUNT),
-    backend="python",
-    decoupled=True,
-)
+WAVEFORM_16K = Tensor(names.WAVEFORM_16K, "FP32", (SAMPLES_16K,))
+COUNT_16K = Tensor(names.SAMPLE_COUNT_16K, "INT32", (1,), counts=SAMPLES_16K)
+AUDIO = Tensor(names.AUDIO, "FP32", (REFERENCE,))
+SAMPLE_RATE = Tensor(names.SAMPLE_RATE, "INT32", (1,))
+SPEAKER = Tensor(names.SPEAKER_EMBEDDING, "FP32", (SPEAKER_SIZE,))
+CHECKPOINT = Tensor(names.CHECKPOINT, "BYTES", (1,))
+FINALIZE = Tensor(names.FINALIZE, "BOOL", (1,))
 
 
-# ---- ensembles --------------------------------------------------------------------------------------
-def _step(
-    stage: Stage, renamed: Mapping[str, str] = MappingProxyType({}), unused: tuple[Tensor, ...] = ()
-) -> Step:
+def _optional(tensor: Tensor) -> Tensor:
+    return Tensor(tensor.name, tensor.dtype, tensor.dims, tensor.counts, tensor.high, optional=True)
+
+
+def _option(name: str, dtype: str) -> Tensor:
+    return Tensor(name, dtype, (1,), optional=True)  # type: ignore[arg-type]
+
+
+WORDS = tuple(
+    _option(name, "BYTES") for name in (names.TEXT, names.PROMPT_TEXT, names.INSTRUCT_TEXT, names.MODE)
+)
+TEXT_OPTIONS = (_option(names.NORMALISE, "BOOL"), _option(names.KEEP_MARKUP, "BOOL"))
+LIMITS = (_option(names.SEED, "INT64"), _option(names.MAX_TOKENS, "INT32"), _option(names.OFFICIAL, "BOOL"))
+TEXT_STREAM = (_option(names.TEXT_STREAM, "BYTES"), _option(names.TEXT_END, "BOOL"))
+
+
+class Pipeline:
+    """The declarations of one family.
+
+    Attributes:
+        tokens, frames, samples: dimensions of the speech of one piece of text.
+        prompt_tokens, prompt_frames: dimensions of a reference.
+        speaker_embedding, audio_tokenizer, prompt_mel, flow, vocoder: native stages.
+        audio_frontend, text_frontend, speech_lm, tts, tts_stream: Python models.
+        voice_encoder: the ensemble that encodes a reference.
+    """
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self._dimensions(family)
+        self._encoders(family)
+        self.flow, self.vocoder = self._make_flow(family), self._make_vocoder(family)
+        self.text_frontend, self.speech_lm = self._make_text_frontend(family), self._make_speech_lm(family)
+        self.tts, self.tts_stream = (self._make_tts(family, streamed) for streamed in (False, True))
+        self.native_stages = (
+            self.speaker_embedding,
+            self.audio_tokenizer,
+            self.prompt_mel,
+            self.flow,
+            self.vocoder,
+        )
+        self.python_stages = (
+            self.audio_frontend,
+            self.text_frontend,
+            self.speech_lm,
+            self.tts,
+            self.tts_stream,
+        )
+        self.ensembles = (self.voice_encoder,)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Positions of the language model's longest prompt."""
+        return TEXT.max + self.prompt_tokens.max + _MARKS
+
+    @property
+    def longest_sequence(self) -> int:
+        """Positions of the longest prompt and its speech; rows of a cache stay aligned."""
+        return min(-(-(self.longest_prompt + self.tokens.max) // 64) * 64, MAX_POSITIONS)
+
+    def _dimensions(self, family: Family) -> None:
+        """The padding grid of a reference is one second, that of speech about one hop of the stream."""
+        rate, token_rate = family.sample_rate, family.token_rate
+        seconds = MAX_REFERENCE_SECONDS
+        self.samples_model = Dim("samples_model", -(-rate // 4), 5 * rate, seconds * rate, rate)
+        self.prompt_tokens = Dim("prompt_tokens", 1, 5 * token_rate, seconds * token_rate, token_rate)
+        lookahead = 0 if family.fade_frames else family.lookahead
+        grid = family.lookahead if family.fade_frames else family.hop_tokens
+        longest = MAX_SPEECH_SECONDS * token_rate
+        self.tokens = Dim("tokens", 1 + lookahead, 5 * token_rate, longest, grid)
+        ratio = family.sample_rate / (family.token_rate * family.mel_hop)
+        if ratio.is_integer():
+            self.prompt_frames = self.prompt_tokens.times(int(ratio), "prompt_frames")
+            self.frames = self.tokens.times(int(ratio), "frames")
+        else:
+            second = family.frames(token_rate) + 1
+            self.prompt_frames = Dim("prompt_frames", 1, 5 * second, seconds * second, second)
+            self.frames = Dim("frames", 1, 5 * second, family.frames(longest), family.fade_frames)
+        self.samples = self.frames.times(family.mel_hop, "samples")
+
+    def _encoders(self, family: Family) -> None:
+        waveform_model = Tensor(names.WAVEFORM_MODEL, "FP32", (self.samples_model,))
+        count_model = Tensor(names.SAMPLE_COUNT_MODEL, "INT32", (1,), counts=self.samples_model)
+        prompt_ids = Tensor(names.PROMPT_TOKENS, "INT32", (self.prompt_tokens,), high=family.speech_codes)
+        prompt_count = Tensor(names.PROMPT_TOKEN_COUNT, "INT32", (1,), counts=self.prompt_tokens)
+        prompt_mel = Tensor(names.PROMPT_MEL, "FP32", (self.prompt_frames, MEL_BINS))
+        frame_count = Tensor(names.PROMPT_FRAME_COUNT, "INT32", (1,), counts=self.prompt_frames)
+        self.prompt = (prompt_ids, prompt_count, prompt_mel, frame_count)
+        self.voice = (*self.prompt, SPEAKER, CHECKPOINT)
+        self.speaker_embedding = _encoder("speaker_embedding", (WAVEFORM_16K, COUNT_16K), (SPEAKER,))
+        self.audio_tokenizer = _encoder(
+            "audio_tokenizer",
+            (WAVEFORM_16K, COUNT_16K),
+            (prompt_ids, prompt_count),
+            tolerance=0,  # token ids are equal or wrong
+        )
+        self.prompt_mel = _encoder("prompt_mel", (waveform_model, count_model), (prompt_mel, frame_count))
+        self.audio_frontend = Stage(
+            "audio_frontend",
+            (AUDIO, SAMPLE_RATE),
+            (WAVEFORM_16K, COUNT_16K, waveform_model, count_model, CHECKPOINT),
+            backend="python",
+            parameters=(("family", family.name),),
+        )
+        steps = (self.audio_frontend, self.speaker_embedding, self.audio_tokenizer, self.prompt_mel)
+        self.voice_encoder = Ensemble(
+            "voice_encoder", (AUDIO, SAMPLE_RATE), self.voice, tuple(_step(stage) for stage in steps)
+        )
+
+    def _make_flow(self, family: Family) -> Stage:
+        mel = Tensor(names.MEL, "FP32", (self.frames, MEL_BINS))
+        frame_count = Tensor(names.FRAME_COUNT, "INT32", (1,), counts=self.frames)
+        said = (
+            Tensor(names.TOKENS, "INT32", (self.tokens,), high=family.speech_codes),
+            Tensor(names.TOKEN_COUNT, "INT32", (1,), counts=self.tokens),
+            *self.prompt[:3],
+        )
+        if not family.fade_frames:
+            masked = (*said, SPEAKER, Tensor(names.STREAMING, "BOOL", (1,)), FINALIZE)
+            return Stage("flow", masked, (mel, frame_count), max_batch=8, queue_delay_us=2_000)
+        prompt = self.prompt_frames
+        small, usual, large = (d + family.fade_frames for d in (1, prompt.opt, prompt.max))
+        cache, cache_out = (Dim(name, small, usual, large) for name in ("cache_frames", "cache_out_frames"))
+        carried = (
+            Tensor(names.NOISE_OFFSET, "INT32", (1,), high=self.frames.max),
+            Tensor(names.MU_CACHE, "FP32", (cache, MEL_BINS)),
+            Tensor(names.MU_CACHE_COUNT, "INT32", (1,), counts=cache),
+        )
+        outputs = (mel, frame_count, Tensor(names.MU_CACHE_OUT, "FP32", (cache_out, MEL_BINS)))
+        inputs = (*said, self.prompt[3], SPEAKER, *carried)
+        return Stage("flow", inputs, outputs, max_batch=8, queue_delay_us=2_000)
+
+    def _make_vocoder(self, family: Family) -> Stage:
+        heard = (
+            Tensor(names.MEL, "FP32", (self.frames, MEL_BINS)),
+            Tensor(names.FRAME_COUNT, "INT32", (1,), counts=self.frames),
+        )
+        waveform = Tensor(names.WAVEFORM, "FP32", (self.samples,))
+        sample_count = Tensor(names.SAMPLE_COUNT, "INT32", (1,), counts=self.samples)
+        inputs: tuple[Tensor, ...] = (*heard, FINALIZE)
+        outputs: tuple[Tensor, ...] = (waveform, sample_count)
+        if overlap := family.overlap_samples:
+            inputs = (
+                *heard,
+                Tensor(names.SOURCE_CACHE, "FP32", (overlap,)),
+                Tensor(names.SOURCE_CACHE_COUNT, "INT32", (1,), high=overlap),
+                Tensor(names.NOISE_OFFSET, "INT32", (1,), high=100_000),
+                Tensor(names.PHASE, "FP32", (1,)),
+                Tensor(names.PHASE_FRAME, "INT32", (1,), high=family.overlap_frames),
+            )
+            source = Tensor(names.SOURCE, "FP32", (self.samples,))
+            outputs = (waveform, source, sample_count, Tensor(names.PHASE_OUT, "FP32", (1,)))
+        return Stage(
+            "vocoder",
+            inputs,
+            outputs,
+            max_batch=8,
+            queue_delay_us=2_000,
+            tolerance=1e-3,
+            # Both keep what every new batch and length takes: 24 % more memory after 400 requests.
+            parameters=(("enable_mem_arena", 0), ("enable_mem_pattern", 0)),
+        )
+
+    def _make_text_frontend(self, family: Family) -> Stage:
+        return Stage(
+            "text_frontend",
+            (*WORDS[:2], *TEXT_OPTIONS),
+            (
+                Tensor(names.TEXT_TOKENS, "INT32", (TEXTS,)),  # of the prompt, then of each piece
+                Tensor(names.PROMPT_TEXT_COUNT, "INT32", (1,)),
+                Tensor(names.PIECE_COUNTS, "INT32", (PIECES,)),
+            ),
+            backend="python",
+            parameters=(("family", family.name), ("max_characters", MAX_CHARACTERS)),
+        )
+
+    def _make_speech_lm(self, family: Family) -> Stage:
+        return Stage(
+            "speech_lm",
+            (
+                _optional(Tensor(names.TEXT_TOKENS, "INT32", (TEXT,))),
+                _option(names.PROMPT_TEXT_COUNT, "INT32"),
+                _option(names.PREFIX_COUNT, "INT32"),
+                *(_optional(t) for t in self.prompt[:2]),
+                _optional(SPEAKER),
+                *LIMITS,
+                *TEXT_STREAM,
+            ),
+            (Tensor(names.TOKENS, "INT32", (self.tokens,)), Tensor(names.FINISH_REASON, "BYTES", (1,))),
+            backend="python",
+            decoupled=True,
+            parameters=(
+                ("family", family.name),
+                ("slots", 8),  # requests that share each step
+                ("max_waiting", 64),  # requests beyond them; more are refused as UNAVAILABLE
+                ("intra_op_thread_count", 0),  # 0: every core
+                ("text_timeout", 30),  # seconds that a request waits for the next piece of its text
+            ),
+        )
+
+    def _make_tts(self, family: Family, streamed: bool) -> Stage:
+        request = (
+            *WORDS,
+            _option(names.VOICE_NAME, "BYTES"),
+            *(_optional(t) for t in self.voice),
+            _optional(Tensor(names.SOURCE_TOKENS, "INT32", (self.prompt_tokens,))),
+            _option(names.SOURCE_TOKEN_COUNT, "INT32"),
+            _option(names.SPEED, "FP32"),
+            *TEXT_OPTIONS,
+            *LIMITS,
+        )
+        speech = (
+            Tensor(names.WAVEFORM, "FP32", (self.samples,)),
+            Tensor(names.SAMPLE_COUNT, "INT32", (1,)),
+            Tensor(names.SAMPLE_OFFSET, "INT64", (1,)),
+            Tensor(names.SAMPLE_RATE, "INT32", (1,)),
+            Tensor(names.TOKEN_COUNT, "INT32", (1,)),
+            Tensor(names.FINISH_REASON, "BYTES", (1,)),
+        )
+        return Stage(
+            "tts_stream" if streamed else "tts",
+            (*request, *TEXT_STREAM) if streamed else request,
+            speech,
+            backend="python",
+            decoupled=streamed,
+            parameters=(("family", family.name), ("max_characters", MAX_CHARACTERS)),
+        )
+
+
+def _encoder(
+    name: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], tolerance: float = 1e-4
+) -> Stage:
+    return Stage(name, inputs, outputs, max_batch=8, queue_delay_us=2_000, cached=True, tolerance=tolerance)
+
+
+def _step(stage: Stage, renamed: Mapping[str, str] = MappingProxyType({})) -> Step:
     """A step whose tensors keep their names, but for inputs `renamed` {model name: ensemble name}."""
     inputs = {t.name: renamed.get(t.name, t.name) for t in stage.inputs}
-    return Step(stage, inputs, {t.name: t.name for t in stage.outputs if t not in unused})
+    return Step(stage, inputs, {t.name: t.name for t in stage.outputs})
 
 
-VOICE_ENCODER = Ensemble(
-    "voice_encoder",
-    (AUDIO, SAMPLE_RATE),
-    VOICE,
-    (_step(AUDIO_FRONTEND), _step(SPEAKER_EMBEDDING), _step(AUDIO_TOKENIZER), _step(PROMPT_MEL_STAGE)),
-)
-TTS = Ensemble(
-    "tts",
-    (TEXT_INPUT, PROMPT_TEXT, *VOICE, SEED, MAX_TOKENS),
-    (WAVEFORM, SAMPLE_COUNT, TOKEN_COUNT),
-    (
-        _step(TEXT_FRONTEND),
-        _step(SPEECH_TOKENS),
-        _step(FLOW, {PROMPT_TOKEN_COUNT.name: USED_PROMPT_COUNT.name}),
-        _step(VOCODER, unused=(SOURCE,)),
-    ),
-)
+PIPELINES = {name: Pipeline(family) for name, family in FAMILIES.items()}
 
-NATIVE_STAGES = (SPEAKER_EMBEDDING, AUDIO_TOKENIZER, PROMPT_MEL_STAGE, FLOW, VOCODER)
-PYTHON_STAGES = (AUDIO_FRONTEND, TEXT_FRONTEND, SPEECH_LM, SPEECH_TOKENS, TTS_STREAM)
-ENSEMBLES = (VOICE_ENCODER, TTS)
+
+def pipeline_of(family: Family) -> Pipeline:
+    """The declarations of a family."""
+    return PIPELINES[family.name]

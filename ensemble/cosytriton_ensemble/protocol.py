@@ -7,8 +7,8 @@ client.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator, Mapping
+from queue import SimpleQueue
 from typing import Any
 
 from tritonclient.grpc import InferResult, service_pb2
@@ -51,7 +51,6 @@ def request_message(model: str, inputs: Mapping[str, Array], request_id: str) ->
         message.inputs.add(name=name, datatype=datatype, shape=array.shape)
         content = serialize_byte_tensor(array).item() if datatype == "BYTES" else array.tobytes()
         message.raw_input_contents.append(content)
-    message.parameters["triton_enable_empty_final_response"].bool_param = True
     return message
 
 
@@ -67,34 +66,44 @@ def is_final(response: Any) -> bool:
 
 
 class Stream:
-    """One request to a decoupled model and its responses; `close` cancels what has not ended.
+    """A request to a decoupled model and its responses; `close` cancels what has not ended.
 
     The sending side stays open until the end: Triton 24.10 crashes (signal 11) when a stream is cancelled
-    after it was closed.
+    after it was closed. Until then `send` brings further requests on the same stream, which reach the model
+    after the first one and in order; of them only errors are answered.
     """
 
     def __init__(self, stub: Any, message: Any, seconds: float | None = None) -> None:
-        self._message = message
-        self._ended = threading.Event()
-        self._call = stub.ModelStreamInfer(self._requests(), timeout=seconds)
-        self._final = False
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        self._id = message.id
+        self._outgoing: SimpleQueue[Any] = SimpleQueue()  # None: no more
+        self._outgoing.put(message)
+        self._call = stub.ModelStreamInfer(iter(self._outgoing.get, None), timeout=seconds)
+        self._final = self._closed = False
 
     def __iter__(self) -> Iterator[Any]:
         """Every `ModelStreamInferResponse`, up to the final one."""
         for answer in self._call:
             if self._final:
                 continue  # nothing comes: Triton is closing its side
-            self._final = is_final(answer.infer_response)
+            response = answer.infer_response
+            # The refusal of a further request is final too, but not the end of the first one.
+            self._final = is_final(response) and response.id == self._id
             if self._final:
-                self._ended.set()
+                self._end()
             yield answer
 
+    def send(self, message: Any) -> bool:
+        """Send a further request; False when the first one has ended. Safe from any thread."""
+        self._outgoing.put(message)
+        return not self._closed
+
     def close(self) -> None:
-        """Cancel the request unless it has ended."""
+        """Cancel the request unless it has ended; safe from any thread."""
         if not self._final:
             self._call.cancel()
-        self._ended.set()
+        self._end()
 
-    def _requests(self) -> Iterator[Any]:
-        yield self._message
-        self._ended.wait()
+    def _end(self) -> None:
+        self._closed = True
+        self._outgoing.put(None)

@@ -25,6 +25,7 @@ import psutil
 
 from cosytriton_ensemble.errors import ServerError
 from cosytriton_ensemble.metrics import ACTIVE_REQUESTS, read_metric
+from cosytriton_ensemble.names import VOICES_VARIABLE
 from cosytriton_ensemble.repository import check_repository
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -50,6 +51,7 @@ class ServerOptions:
     metrics_port: int = 8002
     log_level: str = "error"
     exit_timeout: int = 30  # seconds that requests in flight get when the server stops
+    voices: Path | None = None  # folder of enrolled voices; `voices` beside the repository if None
 
     @property
     def grpc_url(self) -> str:
@@ -148,6 +150,8 @@ class TritonServer:
         found = {"PATH": Path(sys.executable).parent, "LD_LIBRARY_PATH": ":".join(map(str, libraries))}
         paths = {name: f"{first}:{os.environ.get(name, '')}" for name, first in found.items()}
         own = {LOOPBACK_VARIABLE: self.options.grpc_url, **GLIBC_RETURNS_MEMORY}
+        if self.options.voices is not None:
+            own[VOICES_VARIABLE] = str(self.options.voices.resolve())
         return os.environ | paths | own
 
     def _command(self) -> list[str]:

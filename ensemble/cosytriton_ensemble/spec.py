@@ -109,7 +109,7 @@ class Stage:
     decoupled: bool = False
     cached: bool = False
     tolerance: float = 1e-4
-    parameters: tuple[tuple[str, int], ...] = ()
+    parameters: tuple[tuple[str, int | str], ...] = ()
 
     def dims(self) -> dict[str, Dim]:
         """Every dynamic dimension by name."""

@@ -1,17 +1,21 @@
-"""Chunks of a streamed request: when to call the flow, and how the vocoder's chunks are joined.
+"""Chunks of a piece of speech: when to call the flow, and how the chunks of mel and sound are joined.
 
-CosyVoice 2, arXiv 2412.10117; official: `CosyVoice2Model.tts(stream=True)`, with two faults of it mended.
-The hop grows within one request and is not shared with others, so that every first chunk is short. The
-two halves of the cross-fade sum to 1; the official Hamming halves sum to 1.08, which makes a joint louder.
+Official: `tts` of CosyVoiceModel (v1), CosyVoice2Model (v2) and CosyVoice3Model (v3), with their faults
+mended: hops belong to one request, the halves of a cross-fade sum to 1, and the source of a chunk continues
+the phase of the chunk before. `official=True` brings the last two back.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from cosytriton_ensemble.pipeline import COSYVOICE2, FRAMES, Family
+from cosytriton_ensemble import names
+from cosytriton_ensemble.families import Family
+from cosytriton_ensemble.pipeline import MEL_BINS, pipeline_of
 from cosytriton_ensemble.spec import Array, Feed
 
 HOP_GROWTH = 2
@@ -22,107 +26,282 @@ HOP_GROWTH = 2
 class FlowCall:
     """One call of the flow for a chunk."""
 
-    tokens: int  # how many of the request's tokens to give, from its first
-    offset: int  # tokens whose mel frames were used by earlier chunks
+    first: int  # of the piece's tokens to give
+    end: int  # behind the last one to give
+    spoken: int  # tokens that this chunk adds to the speech
     streaming: bool
     finalize: bool
 
 
-class ChunkSchedule:
-    """Says when the tokens of a request suffice for its next chunk.
+class Chunks(Protocol):
+    """Says when the tokens of a piece suffice for its next chunk, and takes the chunk's mel from the flow."""
 
-    A chunk ends on the grid of the flow's block mask, counted with the prompt, so that a later chunk
-    never changes an earlier one. Its call also gives `lookahead` tokens behind its end. The last chunk is
-    computed from all tokens with full attention.
+    finished: bool
+
+    def next_call(self, tokens: int, ended: bool) -> FlowCall | None:
+        """Take the next chunk that can be made of the `tokens` so far, or None: wait.
+
+        `ended` says that no more tokens will come. To be asked again until it gives None; after the last
+        chunk it is `finished`.
+        """
+
+    def inputs(self, call: FlowCall) -> Feed:
+        """Make the flow's inputs that belong to the chunk, without batch dimension."""
+
+    def mel(self, call: FlowCall, outputs: Feed) -> Array:
+        """Take the flow's outputs; returns the new mel frames [n, mel bins]."""
+
+
+class GridChunks:
+    """Chunks of CosyVoice 2 and 3 (arXiv 2412.10117).
+
+    A chunk ends on the grid of the flow's block mask, counted with the prompt, so that a later chunk never
+    changes an earlier one. Its call gives all tokens so far and `lookahead` more. The last chunk, and a piece
+    that is not `streamed`, is computed from all tokens with full attention.
     """
 
-    def __init__(self, prompt_tokens: int, family: Family = COSYVOICE2) -> None:
-        self._family = family
+    def __init__(self, family: Family, prompt_tokens: int, streamed: bool) -> None:
+        self._family, self._streamed = family, streamed
         self._offset = 0  # tokens
         self._hop = family.hop_tokens
         self._chunk = self._hop + -prompt_tokens % self._hop
         self.finished = False
 
     @property
-    def needed(self) -> int:
+    def needed(self) -> float:
         """Tokens that the next chunk waits for, unless the language model ends before."""
-        return self._offset + self._chunk + self._family.lookahead
+        return self._offset + self._chunk + self._family.lookahead if self._streamed else math.inf
 
     def next_call(self, tokens: int, ended: bool) -> FlowCall | None:
-        """Take the next chunk that can be made of the request's `tokens` so far, or None: wait.
-
-        `ended` says that no more tokens will come. To be asked again until it gives None; after the last
-        chunk it is `finished`.
-        """
+        """See `Chunks`."""
         if self.finished:
             return None
         if tokens >= self.needed:
-            call = FlowCall(self.needed, self._offset, streaming=True, finalize=False)
-            self._offset += self._chunk
+            end = self._offset + self._chunk
+            call = FlowCall(0, end + self._family.lookahead, self._chunk, streaming=True, finalize=False)
+            self._offset = end
             self._chunk = self._hop = min(self._hop * HOP_GROWTH, self._family.max_hop_tokens)
             return call
         if not ended:
             return None
         self.finished = True
-        if tokens == 0:
+        return FlowCall(0, tokens, tokens - self._offset, streaming=False, finalize=True) if tokens else None
+
+    def inputs(self, call: FlowCall) -> Feed:
+        """See `Chunks`."""
+        return {names.STREAMING: np.array([call.streaming]), names.FINALIZE: np.array([call.finalize])}
+
+    def mel(self, call: FlowCall, outputs: Feed) -> Array:
+        """See `Chunks`."""
+        count = int(outputs[names.FRAME_COUNT][0])
+        return outputs[names.MEL][count - self._family.frames(call.spoken) : count]
+
+
+class OverlapChunks:
+    """Chunks of CosyVoice-300M (arXiv 2407.05407).
+
+    A chunk is computed from its own tokens and the reference alone. Its last `fade_frames` are held back and
+    cross-faded with the first ones of the next chunk, which starts from the same noise and the same encoder
+    output there.
+    """
+
+    def __init__(self, family: Family, prompt_frames: int, streamed: bool, official: bool) -> None:
+        self._family, self._streamed, self._official = family, streamed, official
+        self._prompt_frames = prompt_frames
+        self._first = 0  # token
+        self._frame = 0  # at which the chunk begins
+        self._held = np.zeros((0, MEL_BINS), np.float32)
+        self._cache = np.zeros((0, MEL_BINS), np.float32)
+        self.finished = False
+
+    def next_call(self, tokens: int, ended: bool) -> FlowCall | None:
+        """See `Chunks`."""
+        if self.finished:
             return None
-        return FlowCall(tokens, self._offset, streaming=False, finalize=True)
+        hop, given = self._family.hop_tokens, self._family.hop_tokens + self._family.lookahead
+        if self._streamed and tokens - self._first >= given:
+            call = FlowCall(self._first, self._first + given, hop, streaming=True, finalize=False)
+            self._first += hop
+            return call
+        if not ended:
+            return None
+        self.finished = True
+        left = tokens - self._first
+        return FlowCall(self._first, tokens, left, streaming=False, finalize=True) if tokens else None
+
+    def inputs(self, call: FlowCall) -> Feed:  # noqa: ARG002  (of `Chunks`)
+        """See `Chunks`."""
+        # On the grid of the prompt's mel, so that requests of a batch have one shape.
+        grid = pipeline_of(self._family).prompt_frames
+        extent = grid.padded(self._prompt_frames) + self._family.fade_frames
+        return {
+            names.NOISE_OFFSET: _number(self._frame),
+            names.MU_CACHE: np.pad(self._cache, ((0, extent - len(self._cache)), (0, 0))),
+            names.MU_CACHE_COUNT: _number(len(self._cache)),
+        }
+
+    def mel(self, call: FlowCall, outputs: Feed) -> Array:
+        """See `Chunks`."""
+        fade = self._family.fade_frames
+        mel = outputs[names.MEL][: int(outputs[names.FRAME_COUNT][0])].copy()
+        if shared := min(len(self._held), len(mel)):
+            rise, fall = np.split(fade_window(fade, self._official)[:, None], 2)
+            mel[:shared] = mel[:shared] * rise[:shared] + self._held[:shared] * fall[:shared]
+        if call.finalize:
+            return mel
+        self._frame += len(mel) - fade
+        self._held = mel[-fade:]
+        self._cache = outputs[names.MU_CACHE_OUT][: self._prompt_frames + fade]
+        return mel[:-fade]
 
 
-def fade_window(samples: int) -> Array:
-    """Make a cross-fade, FP32 [2 * samples]: a rising half and the falling one, which sum to 1."""
-    rise = np.sin(np.pi / 2 * (np.arange(samples) + 0.5) / samples) ** 2
+def chunks_of(family: Family, voice: Feed, streamed: bool, official: bool) -> Chunks:
+    """The chunks of one piece: `voice` has the prompt that the flow hears."""
+    if family.fade_frames:
+        return OverlapChunks(family, int(voice[names.PROMPT_FRAME_COUNT][0]), streamed, official)
+    return GridChunks(family, int(voice[names.PROMPT_TOKEN_COUNT][0]), streamed)
+
+
+def fade_window(size: int, official: bool = False) -> Array:
+    """Make a cross-fade, FP32 [2 * size]: a rising half and the falling one, which sum to 1.
+
+    The official window is Hamming's, whose halves sum to 1.08: it makes a joint louder.
+    """
+    if official:
+        return np.hamming(2 * size).astype(np.float32)
+    rise = np.sin(np.pi / 2 * (np.arange(size) + 0.5) / size) ** 2
     window: Array = np.concatenate([rise, 1 - rise]).astype(np.float32)
     return window
 
 
-class ChunkVocoder:
-    """Joins the vocoder's chunks of one request.
+class Tempo:
+    """Changes the speed of mel frames by linear interpolation, chunk by chunk.
+
+    Official: `token2wav` with `speed`, for speech in one piece. Chunks of a stream give the same frames up to
+    the rounding of the piece's length.
+    """
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._taken = 0  # frames that were given, without the rest
+        self._made = 0
+        self._rest = np.zeros((0, MEL_BINS), np.float32)
+
+    def change(self, mel: Array, final: bool) -> Array:
+        """Take new frames [n, mel bins]; returns those that can be made of them and the earlier ones."""
+        if self._speed == 1:
+            return mel
+        frames = np.concatenate([self._rest, mel])
+        total, step = self._taken + len(frames), self._speed
+        if final:
+            end = max(1, int(total / step))
+            step = step if self._made else total / end
+        else:
+            end = max(self._made, int((total - 1.5) / step + 0.5))
+        place = np.clip((np.arange(self._made, end) + 0.5) * step - 0.5, 0, total - 1) - self._taken
+        left = place.astype(np.int64)
+        right = np.minimum(left + 1, len(frames) - 1)
+        share = (place - left).astype(np.float32)[:, None]
+        made: Array = frames[left] * (1 - share) + frames[right] * share
+        self._made = end
+        used = min(len(frames) - 1, max(0, int((end + 0.5) * step - 0.5) - self._taken))
+        self._taken, self._rest = self._taken + used, frames[used:]
+        return made
+
+
+class ChunkVocoder(Protocol):
+    """Joins the vocoder's chunks of one piece."""
+
+    def feed(self, mel: Array, final: bool) -> Feed:
+        """Make the vocoder's inputs, without batch dimension, from the new frames [frames, mel bins]."""
+
+    def emit(self, outputs: Feed, final: bool) -> Array:
+        """Take the vocoder's outputs; returns the samples to speak, FP32 [n]."""
+
+
+class FadingVocoder:
+    """Joins chunks of the HiFT of v1 and v2.
 
     Each chunk begins with the last mel frames and the last source samples of the chunk before; the two
     versions of the audio that they share are cross-faded. So a chunk holds its end back until it knows
     the next one.
     """
 
-    def __init__(self, family: Family = COSYVOICE2, window: Array | None = None) -> None:
-        """`window`: the cross-fade, FP32 [2 * overlap], rising and falling half; default `fade_window`."""
-        self._family = family
-        overlap = family.overlap_samples
-        self._rise, self._fall = np.split(fade_window(overlap) if window is None else window, 2)
-        self._start = 0  # mel frame of the request at which the present chunk begins
+    def __init__(self, family: Family, official: bool) -> None:
+        self._family, self._official = family, official
+        self._frames = pipeline_of(family).frames
+        self._rise, self._fall = np.split(fade_window(family.overlap_samples, official), 2)
+        self._start = 0  # mel frame of the piece at which the present chunk begins
         self._mel: Array | None = None  # the present chunk, [frames, mel bins]
         self._source = np.zeros(0, np.float32)  # its first samples, from the chunk before
         self._speech = np.zeros(0, np.float32)
+        self._phase = np.zeros(1, np.float32)
 
-    def feed(self, mel: Array) -> Feed:
-        """Make the vocoder's inputs, without batch dimension, from the new frames [frames, mel bins]."""
+    def feed(self, mel: Array, final: bool) -> Feed:  # noqa: ARG002  (of `ChunkVocoder`)
+        """See `ChunkVocoder`."""
         overlap = self._family.overlap_frames
+        continued = self._mel is not None
         if self._mel is not None:
             self._start += len(self._mel) - overlap
             mel = np.concatenate([self._mel[-overlap:], mel])
         self._mel = mel
-        padding = FRAMES.padded(len(mel)) - len(mel)
         cache = np.zeros(self._family.overlap_samples, np.float32)
         cache[: len(self._source)] = self._source
         return {
-            "mel": np.pad(mel, ((0, padding), (0, 0))),
-            "frame_count": _number(len(mel)),
-            "source_cache": cache,
-            "source_cache_count": _number(len(self._source)),
-            "noise_offset": _number(self._start * self._family.mel_hop),
+            **_mel_feed(mel, self._frames.padded(len(mel))),
+            names.SOURCE_CACHE: cache,
+            names.SOURCE_CACHE_COUNT: _number(len(self._source)),
+            names.NOISE_OFFSET: _number(self._start * self._family.mel_hop),
+            names.PHASE: self._phase,
+            names.PHASE_FRAME: _number(overlap - 1 if continued and not self._official else -1),
         }
 
-    def emit(self, waveform: Array, source: Array, final: bool) -> Array:
-        """Take the vocoder's FP32 [samples] outputs; returns the samples to speak, FP32 [n]."""
+    def emit(self, outputs: Feed, final: bool) -> Array:
+        """See `ChunkVocoder`."""
         assert self._mel is not None, "feed() comes before emit()"
         count, overlap = len(self._mel) * self._family.mel_hop, self._family.overlap_samples
-        speech = waveform[:count].copy()
+        speech = outputs[names.WAVEFORM][:count].copy()
         if len(self._speech):
             speech[:overlap] = speech[:overlap] * self._rise + self._speech * self._fall
         if final:
             return speech
-        self._source, self._speech = source[count - overlap : count].copy(), speech[-overlap:].copy()
+        kept = count if self._official else count - self._family.source_hold
+        self._source = outputs[names.SOURCE][count - overlap : kept].copy()
+        self._speech = speech[-overlap:].copy()
+        if not self._official:
+            self._phase = outputs[names.PHASE_OUT]
         return speech[:-overlap]
+
+
+class CausalVocoder:
+    """Joins chunks of the causal HiFT of v3: it hears all frames so far, and the new samples are spoken."""
+
+    def __init__(self, family: Family) -> None:
+        self._frames = pipeline_of(family).frames
+        self._mel = np.zeros((0, MEL_BINS), np.float32)
+        self._spoken = 0  # samples
+
+    def feed(self, mel: Array, final: bool) -> Feed:
+        """See `ChunkVocoder`."""
+        self._mel = np.concatenate([self._mel, mel])
+        padded = self._frames.padded(len(self._mel))
+        return _mel_feed(self._mel, padded) | {names.FINALIZE: np.array([final])}
+
+    def emit(self, outputs: Feed, final: bool) -> Array:  # noqa: ARG002  (of `ChunkVocoder`)
+        """See `ChunkVocoder`."""
+        count = int(outputs[names.SAMPLE_COUNT][0])
+        speech = outputs[names.WAVEFORM][self._spoken : count].copy()
+        self._spoken = count
+        return speech
+
+
+def vocoder_of(family: Family, official: bool) -> ChunkVocoder:
+    """The vocoder's chunks of one piece."""
+    return FadingVocoder(family, official) if family.overlap_frames else CausalVocoder(family)
+
+
+def _mel_feed(mel: Array, extent: int) -> Feed:
+    return {names.MEL: np.pad(mel, ((0, extent - len(mel)), (0, 0))), names.FRAME_COUNT: _number(len(mel))}
 
 
 def _number(value: int) -> Array:

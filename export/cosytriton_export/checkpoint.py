@@ -1,12 +1,4 @@
-"""A CosyVoice checkpoint directory, in the official layout.
-
-cosyvoice2.yaml                sizes of all modules (its name tells the family)
-llm.pt  flow.pt  hift.pt       state dicts
-campplus.onnx                  speaker encoder
-speech_tokenizer_v2.onnx       speech tokenizer
-CosyVoice-BlankEN/             Qwen2 sizes (config.json) and the text tokenizer
-UNTRAINED                      only in a checkpoint with random weights
-"""
+"""A CosyVoice checkpoint directory, opened and checked; `layout` says what stands in it."""
 
 from __future__ import annotations
 
@@ -23,36 +15,15 @@ from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 from torch import Tensor
 
-from cosytriton_ensemble.pipeline import COSYVOICE2, Family
+from cosytriton_ensemble.families import FAMILIES, Family
 from cosytriton_export.errors import CheckpointError
 from cosytriton_export.hyperyaml import Config, load_hyperyaml
+from cosytriton_export.layout import LAYOUTS, SPEAKERS, TEXT_MODEL, UNTRAINED, Layout, OnnxName
 from cosytriton_export.weights import fold_weight_norm, name_some, read_state
 
-WeightsName = Literal["llm", "flow", "hift"]
-OnnxName = Literal["campplus", "speech_tokenizer"]
+__all__ = ["TEXT_MODEL", "Checkpoint", "OnnxName", "WeightsName", "read_json"]
 
-TEXT_MODEL = "CosyVoice-BlankEN"
-UNTRAINED = "UNTRAINED"
-# The official code looks for these names in this order; a value of None is a family that is not supported.
-CONFIG_FILES: dict[str, Family | None] = {
-    "cosyvoice.yaml": None,
-    "cosyvoice2.yaml": COSYVOICE2,
-    "cosyvoice3.yaml": None,
-}
-ONNX_FILES: dict[OnnxName, str] = {
-    "campplus": "campplus.onnx",
-    "speech_tokenizer": "speech_tokenizer_v2.onnx",
-}
-FILES = (
-    "llm.pt",
-    "flow.pt",
-    "hift.pt",
-    *ONNX_FILES.values(),
-    f"{TEXT_MODEL}/config.json",
-    f"{TEXT_MODEL}/vocab.json",
-    f"{TEXT_MODEL}/merges.txt",
-    f"{TEXT_MODEL}/tokenizer_config.json",
-)
+WeightsName = Literal["llm", "flow", "hift"]
 
 
 @dataclass(frozen=True)
@@ -71,12 +42,17 @@ class Checkpoint:
         files are missing and which families are known.
         """
         if not path.is_dir():
-            raise CheckpointError(f"{path}: is no directory. Give the directory of a CosyVoice2 checkpoint.")
-        config_file = _config_file(path)
-        _check_files(path, config_file)
-        family = CONFIG_FILES[config_file]
-        assert family is not None  # _config_file refuses the others
-        return cls(path, family, load_hyperyaml(path / config_file))
+            raise CheckpointError(f"{path}: is no directory. Give the directory of a CosyVoice checkpoint.")
+        family = _family(path)
+        _check_files(path, family)
+        config = load_hyperyaml(path / family.config_file)
+        _check_config(config, family)
+        return cls(path, family, config)
+
+    @property
+    def layout(self) -> Layout:
+        """The names of its files."""
+        return LAYOUTS[self.family.name]
 
     @property
     def untrained(self) -> bool:
@@ -85,7 +61,12 @@ class Checkpoint:
 
     @cached_property
     def qwen_config(self) -> Config:
-        """The language model's sizes: config.json of the Qwen2 directory."""
+        """The language model's sizes: config.json of the Qwen2 directory.
+
+        Raises `CheckpointError`: it is damaged, or the family has none (v1).
+        """
+        if not self.layout.has_text_model:
+            raise CheckpointError(f"{self.path}: {self.family.title} has no Qwen2 directory.")
         path = self.path / TEXT_MODEL / "config.json"
         return Config(read_json(path), str(path))
 
@@ -93,7 +74,8 @@ class Checkpoint:
     def digest(self) -> str:
         """SHA-256, in hex, over the names and contents of the checkpoint's files."""
         total = hashlib.sha256()
-        for name in sorted((*FILES, _config_file(self.path))):
+        optional = [SPEAKERS] if (self.path / SPEAKERS).is_file() else []
+        for name in sorted((self.family.config_file, *self.layout.files, *optional)):
             with (self.path / name).open("rb") as file:
                 total.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
         return total.hexdigest()
@@ -115,11 +97,11 @@ class Checkpoint:
             raise CheckpointError(f"{path}: {error}") from error
 
     def onnx(self, name: OnnxName) -> onnx.ModelProto:
-        """Read the graph `campplus.onnx` or `speech_tokenizer_v2.onnx`, with finite weights inside the file.
+        """Read the speaker encoder or the speech tokenizer, with finite weights inside the file.
 
         Raises `CheckpointError`: it is no ONNX model, keeps its weights elsewhere, or they are not finite.
         """
-        path = self.path / ONNX_FILES[name]
+        path = self.path / self.layout.onnx_files[name]
         try:
             model = onnx.load(path, load_external_data=False)  # another file is never followed
         except (DecodeError, OSError) as error:
@@ -161,27 +143,52 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def _config_file(path: Path) -> str:
-    known = ", ".join(f"{f.name} ({name})" for name, f in CONFIG_FILES.items() if f)
-    found = [name for name in CONFIG_FILES if (path / name).is_file()]
-    if not found:
-        raise CheckpointError(
-            f"{path}: is no CosyVoice checkpoint, none of {', '.join(CONFIG_FILES)} is there. "
-            f"Supported: {known}."
-        )
-    if CONFIG_FILES[found[0]] is None:
-        raise CheckpointError(
-            f"{path}: holds {found[0]}, a CosyVoice family that is not supported yet. Supported: {known}."
-        )
-    return found[0]
+def _family(path: Path) -> Family:
+    """Tell the family by the yaml file; the official code looks for them in the same order."""
+    for family in FAMILIES.values():
+        if (path / family.config_file).is_file():
+            return family
+    known = ", ".join(f"{family.config_file} ({family.title})" for family in FAMILIES.values())
+    raise CheckpointError(f"{path}: is no CosyVoice checkpoint, none of {known} is there.")
 
 
-def _check_files(path: Path, config_file: str) -> None:
-    missing = [name for name in FILES if not (path / name).is_file()]
+def _check_files(path: Path, family: Family) -> None:
+    files = LAYOUTS[family.name].files
+    missing = [name for name in files if not (path / name).is_file()]
     if missing:
         raise CheckpointError(
-            f"{path}: lacks {', '.join(missing)}, which belong to {config_file}. Copy them there."
+            f"{path}: lacks {', '.join(missing)}, which belong to {family.config_file}. Copy them there."
         )
-    empty = [name for name in (config_file, *FILES) if (path / name).stat().st_size == 0]
+    empty = [name for name in (family.config_file, *files) if (path / name).stat().st_size == 0]
     if empty:
         raise CheckpointError(f"{path}: empty files: {', '.join(empty)}. Copy them again.")
+
+
+def _check_config(config: Config, family: Family) -> None:
+    """Check that the yaml file describes this family: classes and rates."""
+    given = {module: _class_of(config, module) for module in LAYOUTS[family.name].classes}
+    if given != LAYOUTS[family.name].classes:
+        fitting = [other for other in FAMILIES.values() if LAYOUTS[other.name].classes == given]
+        advice = (
+            f"They are those of {fitting[0].title}: name the file {fitting[0].config_file}."
+            if fitting
+            else f"{family.title} has {', '.join(LAYOUTS[family.name].classes.values())}."
+        )
+        raise CheckpointError(
+            f"{config.where}: its classes {', '.join(given.values())} do not fit its name. {advice}"
+        )
+    rates = {
+        "sample_rate": (config["sample_rate"], family.sample_rate),
+        "flow, input_frame_rate": (config["flow"]["input_frame_rate"], family.token_rate),
+    }
+    for key, (rate, wanted) in rates.items():
+        if rate != wanted:
+            raise CheckpointError(
+                f"{config.where}, {key}: {rate!r} is given, {family.title} has {wanted}. "
+                "Variants with other rates are not supported."
+            )
+
+
+def _class_of(config: Config, module: str) -> str:
+    value = config[module]
+    return value.tag.removeprefix("!new:") if isinstance(value, Config) and value.tag else "none"

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
 from cosytriton_ensemble.cli import Command
 from cosytriton_ensemble.errors import InputError
+from cosytriton_ensemble.families import COSYVOICE2, FAMILIES
+from cosytriton_export.environment import prepare_torch
 
 WORKERS = 2  # stages that are exported at a time; a full-size one takes up to 4 GB
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, help="directory of a CosyVoice2 checkpoint")
+    parser.add_argument(
+        "checkpoint", help="directory of a checkpoint, or its hub id: org/name, modelscope:org/name"
+    )
+    parser.add_argument("--revision", help="commit of a checkpoint on a hub (default: its main branch's)")
     parser.add_argument(
         "--repository",
         type=Path,
@@ -28,29 +31,18 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    _prepare_torch()
+    prepare_torch()
     from cosytriton_ensemble.repository import write_repository
     from cosytriton_export.checkpoint import Checkpoint
     from cosytriton_export.exporter import export_checkpoint
+    from cosytriton_export.hub import resolve
     from cosytriton_export.parity import format_table
 
-    checkpoint = Checkpoint.open(arguments.checkpoint)
+    checkpoint = Checkpoint.open(resolve(arguments.checkpoint, arguments.revision))
     rows = export_checkpoint(checkpoint, arguments.repository, arguments.stages, workers=WORKERS)
-    write_repository(arguments.repository)
+    write_repository(arguments.repository, checkpoint.family)
     sys.stdout.write(format_table(rows, untrained=checkpoint.untrained) + "\n")
     return 0
-
-
-def _prepare_torch() -> None:
-    """Set up what torch reads when it is loaded, and what its exporter would print."""
-    # Threads that wait by spinning take twenty times as long where other processes compute too.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch.onnx  # noqa: F401  # it sets log levels of its own
-
-    # The exporter reports each rewrite of the graph and its own deprecations.
-    for name in ("onnx_ir", "onnxscript", "torch.onnx"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"torch\..*|onnxscript\..*|copyreg")
 
 
 def _write_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,21 +53,23 @@ def _write_arguments(parser: argparse.ArgumentParser) -> None:
         default="tiny",
         help="tiny, or full with the official shapes, 3.1 GB (default: %(default)s)",
     )
+    parser.add_argument("--family", choices=FAMILIES, default=COSYVOICE2.name, help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default: %(default)s)")
 
 
 def _write(arguments: argparse.Namespace) -> int:
-    _prepare_torch()
+    prepare_torch()
     from cosytriton_export.writer import write_checkpoint
 
     log = logging.getLogger(__name__)
-    checkpoint = write_checkpoint(arguments.directory, arguments.size, arguments.seed, log.info)
+    family = FAMILIES[arguments.family]
+    checkpoint = write_checkpoint(arguments.directory, arguments.size, arguments.seed, log.info, family)
     sys.stdout.write(f"{checkpoint.path}: an untrained checkpoint, its sound is noise\n")
     return 0
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", type=Path, help="a CosyVoice2 checkpoint (default: the demo voice)")
+    parser.add_argument("--checkpoint", type=Path, help="a checkpoint (default: the demo voice)")
     parser.add_argument("--text", help="what to say (default: a sentence that the demo voice can say)")
     parser.add_argument("--voice", type=Path, help="reference audio (default: a recording of the demo voice)")
     parser.add_argument("--transcript", help="what is said in the reference audio")
@@ -83,7 +77,7 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    _prepare_torch()
+    prepare_torch()
     from cosytriton_export.checkpoint import Checkpoint
     from cosytriton_export.demo import default_speaker, run_demo
     from cosytriton_export.demo_voice import unpack_demo_voice
@@ -99,6 +93,6 @@ def _demo(arguments: argparse.Namespace) -> int:
     return 0
 
 
-EXPORT = Command("export a CosyVoice2 checkpoint into a model repository", _export_arguments, _export)
+EXPORT = Command("export a checkpoint into a model repository", _export_arguments, _export)
 WRITE = Command("write an untrained checkpoint of the official layout", _write_arguments, _write)
 DEMO = Command("export the demo voice, serve it, and let it speak", _demo_arguments, _demo)

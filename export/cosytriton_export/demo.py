@@ -47,7 +47,7 @@ def run_demo(checkpoint: Checkpoint, speaker: Speaker, build: Path, outputs: Pat
     """Export to `build`, serve, speak to `outputs`/demo.wav and demo_stream.wav; returns the table."""
     repository = build / "model_repository"
     rows = export_checkpoint(checkpoint, repository, workers=workers)
-    write_repository(repository)
+    write_repository(repository, checkpoint.family)
     with _serving(repository) as (url, version):
         unary = _speak(speaker, url, outputs / "demo.wav")
         streamed = _speak(speaker, url, outputs / "demo_stream.wav", "--stream")

@@ -22,37 +22,26 @@ import torch
 from torch import nn
 
 from cosytriton_ensemble.errors import CosytritonError
-from cosytriton_ensemble.pipeline import (
-    AUDIO_TOKENIZER,
-    FLOW,
-    PROMPT_MEL_STAGE,
-    SPEAKER_EMBEDDING,
-    SPEECH_LM,
-    TEXT_FRONTEND,
-    VOCODER,
-)
+from cosytriton_ensemble.pipeline import Pipeline, pipeline_of
+from cosytriton_ensemble.registry import speakers_file
 from cosytriton_ensemble.repository import MANIFEST, artifacts, version_directory
-from cosytriton_ensemble.spec import Stage
+from cosytriton_ensemble.voice import Voice
 from cosytriton_export.audio_tokenizer import AudioTokenizer
 from cosytriton_export.checkpoint import Checkpoint
+from cosytriton_export.environment import prepare_torch
 from cosytriton_export.errors import ExportError
 from cosytriton_export.features import PromptMel
-from cosytriton_export.flow import Flow
+from cosytriton_export.flow import flow_of
 from cosytriton_export.graph import export_stage
-from cosytriton_export.hift import Vocoder
-from cosytriton_export.llm import LanguageModel
+from cosytriton_export.llm import language_model_of
 from cosytriton_export.llm_graph import OPSET as LLM_OPSET
-from cosytriton_export.llm_graph import export_llm
-from cosytriton_export.parity import (
-    ParityRow,
-    llm_feeds,
-    llm_reference,
-    measure,
-    stage_feeds,
-    stage_reference,
-)
+from cosytriton_export.llm_graph import TEXT_ENCODER, export_llm
+from cosytriton_export.parity import ParityRow, measure, stage_feeds, stage_reference
+from cosytriton_export.parity_llm import measure_llm
 from cosytriton_export.speaker_embedding import SpeakerEmbedding
+from cosytriton_export.speakers import read_speakers
 from cosytriton_export.tokenizer import build_tokenizer, save_tokenizer
+from cosytriton_export.vocoder import vocoder_of
 
 OPSET = 18
 TOOLS = ("torch", "onnx", "onnxruntime", "tokenizers")
@@ -60,15 +49,16 @@ TOOLS = ("torch", "onnx", "onnxruntime", "tokenizers")
 Progress = Callable[[str], None]
 _log = logging.getLogger(__name__)
 
-_SLOW = (FLOW.name, SPEAKER_EMBEDDING.name, VOCODER.name)
-
-MODULES: Mapping[str, tuple[Stage, Callable[[Checkpoint], nn.Module]]] = {
-    SPEAKER_EMBEDDING.name: (SPEAKER_EMBEDDING, SpeakerEmbedding.from_checkpoint),
-    AUDIO_TOKENIZER.name: (AUDIO_TOKENIZER, AudioTokenizer.from_checkpoint),
-    PROMPT_MEL_STAGE.name: (PROMPT_MEL_STAGE, PromptMel.from_checkpoint),
-    FLOW.name: (FLOW, Flow.from_checkpoint),
-    VOCODER.name: (VOCODER, Vocoder.from_checkpoint),
+MODULES: Mapping[str, Callable[[Checkpoint], nn.Module]] = {
+    "speaker_embedding": SpeakerEmbedding.from_checkpoint,
+    "audio_tokenizer": AudioTokenizer.from_checkpoint,
+    "prompt_mel": PromptMel.from_checkpoint,
+    "flow": flow_of,
+    "vocoder": vocoder_of,
 }
+"""Builders of the native stages; each one knows the families."""
+
+_SLOW = ("flow", "speaker_embedding", "vocoder")
 
 
 def export_checkpoint(
@@ -96,12 +86,13 @@ def export_checkpoint(
         ExportError: a stage is unknown, cannot be exported, or is outside its tolerance.
 
     """
-    names = list(artifacts()) if stages is None else list(dict.fromkeys(stages))
-    unknown = [name for name in names if name not in artifacts()]
+    files = artifacts(pipeline_of(checkpoint.family))
+    names = list(files) if stages is None else list(dict.fromkeys(stages))
+    unknown = [name for name in names if name not in files]
     if unknown:
-        raise ExportError(f"unknown stages {', '.join(unknown)}; known are {', '.join(artifacts())}.")
+        raise ExportError(f"unknown stages {', '.join(unknown)}; known are {', '.join(files)}.")
     with _staging(repository, names) as drafts:
-        paths = {name: drafts[name] / artifacts()[name] for name in names}
+        paths = {name: drafts[name] / files[name] for name in names}
         rows: dict[str, ParityRow] = {}
         for row in _rows(checkpoint, paths, workers):
             _write_manifest(checkpoint, row, paths[row.stage])
@@ -120,7 +111,7 @@ def _rows(checkpoint: Checkpoint, paths: Mapping[str, Path], workers: int) -> It
     # Tracing is a single thread of Python, so stages gain from processes; the longest begin.
     names = sorted(paths, key=lambda name: name not in _SLOW)
     context, threads = multiprocessing.get_context("spawn"), max(1, (os.cpu_count() or 1) // workers)
-    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker, (threads,)) as pool:
         jobs = [pool.submit(_export, checkpoint, name, paths[name]) for name in names]
         try:
             yield from (job.result() for job in as_completed(jobs))
@@ -128,22 +119,24 @@ def _rows(checkpoint: Checkpoint, paths: Mapping[str, Path], workers: int) -> It
             pool.shutdown(cancel_futures=True)  # the first failure ends the export
 
 
+def _start_worker(threads: int) -> None:
+    prepare_torch()
+    torch.set_num_threads(threads)
+
+
 def _export(checkpoint: Checkpoint, name: str, path: Path) -> ParityRow:
     """Write one artifact to `path` and measure it."""
+    pipeline = pipeline_of(checkpoint.family)
     try:
-        if name == TEXT_FRONTEND.name:
+        if name == pipeline.text_frontend.name:
             save_tokenizer(build_tokenizer(checkpoint), path)
             return ParityRow(name, None, _megabytes(path), 0, {})
-        if name == SPEECH_LM.name:
-            model = LanguageModel.from_checkpoint(checkpoint)
-            export_llm(model, path)
-            errors = measure(path, llm_reference(model), llm_feeds(model), SPEECH_LM.tolerance)
-            return ParityRow(name, LLM_OPSET, _megabytes(path), SPEECH_LM.tolerance, errors)
-        stage, build = MODULES[name]
-        module = build(checkpoint).eval()
-        export_stage(stage, module, path, opset=OPSET)
-        errors = measure(path, stage_reference(stage, module), stage_feeds(stage), stage.tolerance)
-        return ParityRow(name, OPSET, _megabytes(path), stage.tolerance, errors)
+        if name == pipeline.tts.name:
+            path.write_bytes(_speakers(checkpoint))
+            return ParityRow(name, None, _megabytes(path), 0, {})
+        if name == pipeline.speech_lm.name:
+            return _export_language_model(checkpoint, pipeline, path)
+        return _export_stage(checkpoint, pipeline, name, path)
     except (CosytritonError, OSError, MemoryError):
         raise
     except Exception as error:  # whatever a module makes of a configuration with impossible values
@@ -151,6 +144,37 @@ def _export(checkpoint: Checkpoint, name: str, path: Path) -> ParityRow:
             f"{checkpoint.path}: the stage {name!r} cannot be built from this configuration and "
             f"these weights ({type(error).__name__}: {error})."
         ) from error
+
+
+def _export_language_model(checkpoint: Checkpoint, pipeline: Pipeline, path: Path) -> ParityRow:
+    model, tolerance = language_model_of(checkpoint), pipeline.speech_lm.tolerance
+    export_llm(model, path)
+    errors = measure_llm(model, path, tolerance)
+    return ParityRow(pipeline.speech_lm.name, LLM_OPSET, _megabytes(path), tolerance, errors)
+
+
+def _export_stage(checkpoint: Checkpoint, pipeline: Pipeline, name: str, path: Path) -> ParityRow:
+    stage = next(stage for stage in pipeline.native_stages if stage.name == name)
+    module = MODULES[name](checkpoint).eval()
+    export_stage(stage, module, path, opset=OPSET)
+    errors = measure(path, stage_reference(stage, module), stage_feeds(stage), stage.tolerance)
+    return ParityRow(name, OPSET, _megabytes(path), stage.tolerance, errors)
+
+
+def _speakers(checkpoint: Checkpoint) -> bytes:
+    """The checkpoint's own voices, as the server reads them."""
+    tokenizer = build_tokenizer(checkpoint)
+    return speakers_file(
+        {
+            name: Voice(
+                speaker.embedding,
+                speaker.prompt_tokens,
+                speaker.prompt_mel,
+                tokenizer.decode(speaker.prompt_text_ids.tolist(), skip_special_tokens=False),
+            )
+            for name, speaker in read_speakers(checkpoint).items()
+        }
+    )
 
 
 def _megabytes(path: Path) -> float:
@@ -185,8 +209,9 @@ def _publish(draft: Path, place: Path) -> None:
     files = sorted(draft.iterdir(), key=lambda file: (file.name == MANIFEST, not file.name.endswith(".data")))
     for file in files:
         file.replace(place / file.name)
-    for stale in {f"{file.name}.data" for file in files} - {file.name for file in files}:
-        (place / stale).unlink(missing_ok=True)  # the large weights of a graph that is replaced
+    written = {file.name for file in files}
+    for stale in {TEXT_ENCODER, *(f"{name}.data" for name in (TEXT_ENCODER, *written))} - written:
+        (place / stale).unlink(missing_ok=True)  # what the replaced model had and this one has not
 
 
 def _write_manifest(checkpoint: Checkpoint, row: ParityRow, path: Path) -> None:

@@ -19,16 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cosytriton_ensemble.pipeline import ANALYSIS_RATE, COSYVOICE2, MEL_BINS, PROMPT_MEL_STAGE
+from cosytriton_ensemble.families import COSYVOICE2, Family
+from cosytriton_ensemble.pipeline import ANALYSIS_RATE, MEL_BINS
 from cosytriton_export.checkpoint import Checkpoint
 from cosytriton_export.errors import CheckpointError
 from cosytriton_export.filterbanks import Array, kaldi_filters, kaldi_frame, slaney_filters
 from cosytriton_export.stft import hann_window, length_mask, reflect_pad, stft_basis
 
+FEATURE_RATE = 100  # frames a second of the log-mel spectrogram and the filter bank
 WHISPER_BINS = 128
 _WHISPER_FFT = 400  # samples, 25 ms
 _WHISPER_RANGE = 8.0  # decades kept below the loudest bin of a recording
-_HOP = ANALYSIS_RATE // 100  # samples, 10 ms
+_HOP = ANALYSIS_RATE // FEATURE_RATE  # samples, 10 ms
 _KALDI_WINDOW = ANALYSIS_RATE // 40  # samples, 25 ms
 _KALDI_FFT = 512
 _KALDI_PRE_EMPHASIS = 0.97
@@ -154,7 +156,7 @@ class MelSpectrogram(nn.Module):
 
 
 class PromptMel(nn.Module):
-    """The stage `prompt_mel`: a reference recording at 24 kHz -> the mel frames that the flow continues."""
+    """The stage `prompt_mel`: a reference recording at the model's rate -> the mel that the flow extends."""
 
     def __init__(self, mel: MelSpectrogram) -> None:
         super().__init__()
@@ -167,35 +169,44 @@ class PromptMel(nn.Module):
         Raises:
             CheckpointError: the yaml has no usable `feat_extractor`.
         """
-        return cls.from_config(checkpoint.config)
+        return cls.from_config(checkpoint.config, checkpoint.family)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read the extractor's sizes from the node `feat_extractor` of a checkpoint's yaml."""
+    def from_config(cls, config: Mapping[str, Any], family: Family) -> Self:
+        """Read the extractor's sizes from the node `feat_extractor` of a checkpoint's yaml.
+
+        Raises:
+            CheckpointError: the node cannot be read, or does not make the mel frames of `family`.
+        """
         try:
             node = config["feat_extractor"]
             n_fft, window, hop = (int(node[key]) for key in ("n_fft", "win_size", "hop_size"))
             rate, bins = int(node["sampling_rate"]), int(node["num_mels"])
-            low, high, centred = float(node["fmin"]), node["fmax"], bool(node["center"])
+            low, centred = float(node["fmin"]), bool(node["center"])
+            high = None if node["fmax"] is None else float(node["fmax"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"The yaml's feat_extractor cannot be read ({error!r}). It needs n_fft, win_size, hop_size, "
                 "sampling_rate, num_mels, fmin, fmax and center, as in the official configuration."
             ) from error
-        if (rate, hop, bins) != (COSYVOICE2.sample_rate, COSYVOICE2.mel_hop, MEL_BINS):
+        if (rate, hop, bins) != (family.sample_rate, family.mel_hop, MEL_BINS):
             raise CheckpointError(
-                f"The yaml's feat_extractor makes {bins} bins every {hop} samples at {rate} Hz; the stage "
-                f"{PROMPT_MEL_STAGE.name!r} is declared for {MEL_BINS} bins every {COSYVOICE2.mel_hop} "
-                f"samples at {COSYVOICE2.sample_rate} Hz."
+                f"The yaml's feat_extractor makes {bins} bins every {hop} samples at {rate} Hz; "
+                f"{family.title} has {MEL_BINS} bins every {family.mel_hop} samples at {family.sample_rate} "
+                f"Hz. Use the official {family.config_file}."
             )
         if window != n_fft or centred:
             raise CheckpointError(
                 f"The yaml's feat_extractor has win_size {window}, n_fft {n_fft}, center {centred}; only "
                 "win_size equal to n_fft and center False are supported."
             )
-        return cls(MelSpectrogram(rate, n_fft, hop, bins, low, None if high is None else float(high)))
+        return cls(MelSpectrogram(rate, n_fft, hop, bins, low, high))
 
-    def forward(self, waveform_24k: Tensor, sample_count_24k: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, N] and valid samples [B, 1] -> mel [B, N // 480, 80] and valid frames [B, 1] int32."""
-        mel, frames = self.mel(waveform_24k, sample_count_24k)
+    def forward(self, waveform_model: Tensor, sample_count_model: Tensor) -> tuple[Tensor, Tensor]:
+        """Mel of audio at the model's own rate, and its valid frames.
+
+        [B, N] float32 in [-1, 1] and valid samples [B, 1] int32 -> mel [B, N // hop, 80] float32 and frames
+        [B, 1] int32.
+        """
+        mel, frames = self.mel(waveform_model, sample_count_model)
         return mel.transpose(1, 2), frames

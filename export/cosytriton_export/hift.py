@@ -1,14 +1,15 @@
 """The vocoder: mel spectrogram to waveform (HiFT, neural source filter with inverse STFT).
 
-CosyVoice 2, arXiv 2412.10117; HiFTNet, arXiv 2309.09493; official: `HiFTGenerator`. Module names are the
-keys of `hift.pt`. Rows of a batch have unequal lengths: everything beyond a row's end is set to zero
-after every convolution, so that the end of a row sounds as it does alone.
+HiFTNet, arXiv 2309.09493, as in CosyVoice 1 and 2 (arXiv 2407.05407, 2412.10117; official:
+`HiFTGenerator`); `hift_causal` has the one of CosyVoice 3. Module names are the keys of `hift.pt`. Rows of
+a batch have unequal lengths: everything beyond a row's end is set to zero after every convolution, so that
+the end of a row sounds as it does alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,11 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cosytriton_export.checkpoint import Checkpoint
-from cosytriton_export.errors import CheckpointError
-from cosytriton_export.hift_source import HarmonicSource, PitchPredictor, SourceConfig, noise_table
+from cosytriton_export.hift_source import (
+    HarmonicSource,
+    PitchPredictor,
+    SourceConfig,
+    carry_phase,
+    last_phase,
+)
 from cosytriton_export.stft import InverseStft, Stft, hann_window, length_mask
-from cosytriton_export.weights import load_weights
 
 MAX_MAGNITUDE = 100.0  # of a bin of the inverse STFT
 POST_SLOPE = 0.01  # of the last leaky ReLU; the others have the configured one
@@ -42,6 +46,7 @@ class HiftConfig:
     source_dilations: tuple[tuple[int, ...], ...]
     slope: float  # of the leaky ReLU before each upsampling
     audio_limit: float
+    look_ahead: int  # later mel frames that the first convolution sees; CosyVoice 3 alone
 
     @classmethod
     def from_yaml(cls, hift: Mapping[str, Any]) -> Self:
@@ -70,6 +75,7 @@ class HiftConfig:
             source_dilations=tuple(map(tuple, hift["source_resblock_dilation_sizes"])),
             slope=hift["lrelu_slope"],
             audio_limit=hift["audio_limit"],
+            look_ahead=hift.get("conv_pre_look_right", 4),  # the default of the official class
         )
 
 
@@ -87,18 +93,42 @@ class Snake(nn.Module):
         return x + wave * wave * (1 / (alpha + 1e-9))
 
 
+@dataclass(frozen=True, slots=True)
+class Convolutions:
+    """How a decoder's convolutions are made."""
+
+    first: Callable[[int, int], nn.Module]  # inputs, outputs
+    plain: Callable[[int, int, int, int], nn.Module]  # inputs, outputs, kernel, dilation
+    up: Callable[[int, int, int, int], nn.Module]  # inputs, outputs, kernel, rate
+    down: Callable[[int, int, int, int], nn.Module]  # inputs, outputs, kernel, rate
+
+
+def _centred(inputs: int, outputs: int, kernel: int, dilation: int) -> nn.Conv1d:
+    return nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding=dilation * (kernel - 1) // 2)
+
+
+CENTRED = Convolutions(
+    first=lambda inputs, outputs: _centred(inputs, outputs, 7, 1),
+    plain=_centred,
+    up=lambda inputs, outputs, kernel, rate: nn.ConvTranspose1d(
+        inputs, outputs, kernel, rate, padding=(kernel - rate) // 2
+    ),
+    down=lambda inputs, outputs, kernel, rate: nn.Conv1d(
+        inputs, outputs, kernel, rate, padding=rate // 2 if rate > 1 else 0
+    ),
+)
+
+
 class ResidualBlock(nn.Module):
     """Per dilation: Snake, dilated convolution, Snake, convolution, and the input added."""
 
-    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
+    def __init__(
+        self, convolutions: Convolutions, channels: int, kernel: int, dilations: tuple[int, ...]
+    ) -> None:
         super().__init__()
-
-        def convolution(dilation: int) -> nn.Conv1d:
-            padding = dilation * (kernel - 1) // 2
-            return nn.Conv1d(channels, channels, kernel, dilation=dilation, padding=padding)
-
-        self.convs1 = nn.ModuleList(convolution(dilation) for dilation in dilations)
-        self.convs2 = nn.ModuleList(convolution(1) for _ in dilations)
+        plain = convolutions.plain
+        self.convs1 = nn.ModuleList(plain(channels, channels, kernel, dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(plain(channels, channels, kernel, 1) for _ in dilations)
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
@@ -110,89 +140,37 @@ class ResidualBlock(nn.Module):
         return x
 
 
-class Vocoder(nn.Module):
-    """The stage `vocoder`."""
+class Decoder(nn.Module):
+    """The part that all families share: filters a source after a mel spectrogram."""
 
-    def __init__(self, config: HiftConfig, noise: Tensor | None = None) -> None:
-        """`noise`: the fixed standard normal table, FP32 [n]; `noise_table()` if not given."""
+    def __init__(self, config: HiftConfig, convolutions: Convolutions) -> None:
         super().__init__()
         self.config = config
-        mel_bins, rates, kernels = config.source.mel_bins, config.upsample_rates, config.upsample_kernels
+        rates, kernels = config.upsample_rates, config.upsample_kernels
         spectrum = config.n_fft + 2  # real and imaginary parts of the bins
         widths = [config.channels >> i for i in range(len(rates) + 1)]
-        self.m_source = HarmonicSource(config.source, noise_table() if noise is None else noise)
-        self.conv_pre = nn.Conv1d(mel_bins, widths[0], 7, padding=3)
+        self.conv_pre = convolutions.first(config.source.mel_bins, widths[0])
         self.ups = nn.ModuleList(
-            nn.ConvTranspose1d(widths[i], widths[i + 1], kernel, rate, padding=(kernel - rate) // 2)
+            convolutions.up(widths[i], widths[i + 1], kernel, rate)
             for i, (rate, kernel) in enumerate(zip(rates, kernels, strict=True))
         )
+        remaining = [math.prod(rates[i + 1 :]) for i in range(len(rates))]
         self.source_downs = nn.ModuleList(
-            _source_down(spectrum, width, math.prod(rates[i + 1 :])) for i, width in enumerate(widths[1:])
+            convolutions.down(spectrum, width, 2 * rate if rate > 1 else 1, rate)
+            for width, rate in zip(widths[1:], remaining, strict=True)
         )
         self.source_resblocks = nn.ModuleList(
-            ResidualBlock(*sizes)
+            ResidualBlock(convolutions, *sizes)
             for sizes in zip(widths[1:], config.source_kernels, config.source_dilations, strict=True)
         )
         self.resblocks = nn.ModuleList(
-            ResidualBlock(width, kernel, dilations)
+            ResidualBlock(convolutions, width, kernel, dilations)
             for width in widths[1:]
             for kernel, dilations in zip(config.resblock_kernels, config.resblock_dilations, strict=True)
         )
-        self.conv_post = nn.Conv1d(widths[-1], spectrum, 7, padding=3)
-        self.f0_predictor = PitchPredictor(mel_bins, config.source.pitch_channels)
+        self.conv_post = convolutions.plain(widths[-1], spectrum, 7, 1)
         self.stft = Stft(hann_window(config.n_fft), config.stft_hop)
         self.istft = InverseStft(hann_window(config.n_fft), config.stft_hop)
-
-    @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
-        """Load the vocoder of a checkpoint.
-
-        Raises:
-            CheckpointError: the weights do not fit the yaml, or the yaml not the family.
-
-        """
-        config, family = HiftConfig.from_yaml(checkpoint.config["hift"]), checkpoint.family
-        rates = config.source.sample_rate, config.source.mel_hop
-        if rates != (family.sample_rate, family.mel_hop):
-            raise CheckpointError(
-                f"{checkpoint.path}: the vocoder gives {rates[0]} Hz with {rates[1]} samples per mel frame, "
-                f"{family.name} has {family.sample_rate} Hz and {family.mel_hop}."
-            )
-        vocoder = cls(config)
-        load_weights(vocoder, checkpoint.state("hift"), "hift.pt")
-        return vocoder.eval()
-
-    def forward(
-        self,
-        mel: Tensor,
-        frame_count: Tensor,
-        source_cache: Tensor,
-        source_cache_count: Tensor,
-        noise_offset: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Speak a mel spectrogram.
-
-        Args:
-            mel: log-mel, FP32 [B, T, mel_bins], padded on the right.
-            frame_count: valid frames, INT32 [B, 1].
-            source_cache: FP32 [B, C], the source of an earlier chunk where it overlaps this one.
-            source_cache_count: how many samples of it are valid, INT32 [B, 1], 0 for a first chunk.
-            noise_offset: position of the first sample in the whole utterance, INT32 [B, 1].
-
-        Returns:
-            waveform in [-audio_limit, audio_limit] and source, both FP32 [B, T * mel_hop] and zero beyond
-            the row's end; sample_count INT32 [B, 1].
-
-        """
-        mask = length_mask(frame_count, mel.shape[1])
-        masked = mel.transpose(1, 2) * mask  # [B, mel_bins, T]
-        sample_count = frame_count * self.config.source.mel_hop
-
-        source = self.m_source(self.f0_predictor(masked, mask), frame_count, noise_offset)
-        position = torch.arange(source.shape[1], device=source.device)
-        cached = source_cache.index_select(1, position.clamp(max=source_cache.shape[1] - 1))
-        source = torch.where(position < source_cache_count.minimum(sample_count), cached, source)
-        return self.decode(masked, source, frame_count), source, sample_count
 
     def decode(self, mel: Tensor, source: Tensor, frame_count: Tensor) -> Tensor:
         """Filter the source: masked mel FP32 [B, mel_bins, T], source FP32 [B, N] -> FP32 [B, N]."""
@@ -232,8 +210,50 @@ class Vocoder(nn.Module):
         return length_mask(frame_count * math.prod(self.config.upsample_rates) + 1, length)
 
 
-def _source_down(spectrum: int, width: int, rate: int) -> nn.Conv1d:
-    """Brings the source's spectrum to the rate of a stage."""
-    if rate == 1:
-        return nn.Conv1d(spectrum, width, 1)
-    return nn.Conv1d(spectrum, width, 2 * rate, rate, padding=rate // 2)
+class Vocoder(Decoder):
+    """The stage `vocoder` of CosyVoice 1 and 2; they differ in their sizes and in the source."""
+
+    def __init__(self, config: HiftConfig, source: HarmonicSource) -> None:
+        super().__init__(config, CENTRED)
+        self.m_source = source
+        self.f0_predictor = PitchPredictor(config.source.mel_bins, config.source.pitch_channels)
+
+    def forward(
+        self,
+        mel: Tensor,
+        frame_count: Tensor,
+        source_cache: Tensor,
+        source_cache_count: Tensor,
+        noise_offset: Tensor,
+        phase: Tensor,
+        phase_frame: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Speak a mel spectrogram.
+
+        Args:
+            mel: log-mel, FP32 [B, T, mel_bins], padded on the right.
+            frame_count: valid frames, INT32 [B, 1].
+            source_cache: FP32 [B, C], the source of an earlier chunk where it overlaps this one.
+            source_cache_count: how many samples of it are valid, INT32 [B, 1], 0 for a first chunk.
+            noise_offset: position of the first sample in the whole utterance, INT32 [B, 1].
+            phase: of the fundamental at the reference point of `phase_frame` (see `hift_source`), in cycles,
+                FP32 [B, 1]; 0 for a first chunk.
+            phase_frame: INT32 [B, 1]; -1 for a first chunk, whose phase starts before frame 0.
+
+        Returns:
+            waveform in [-audio_limit, audio_limit] and source, both FP32 [B, T * mel_hop] and zero beyond
+            the row's end; sample_count INT32 [B, 1]; phase_out FP32 [B, 1], the phase at the last valid
+            frame.
+
+        """
+        mask = length_mask(frame_count, mel.shape[1])
+        masked = mel.transpose(1, 2) * mask  # [B, mel_bins, T]
+        sample_count = frame_count * self.config.source.mel_hop
+
+        pitch = self.f0_predictor(masked, mask)
+        cycles = carry_phase(self.m_source.cycles(pitch), phase, phase_frame)
+        source = self.m_source(pitch, cycles, frame_count, noise_offset)
+        position = torch.arange(source.shape[1], device=source.device)
+        cached = source_cache.index_select(1, position.clamp(max=source_cache.shape[1] - 1))
+        source = torch.where(position < source_cache_count.minimum(sample_count), cached, source)
+        return self.decode(masked, source, frame_count), source, sample_count, last_phase(cycles)

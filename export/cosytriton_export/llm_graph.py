@@ -1,14 +1,16 @@
-"""The served graph of the language model: one ONNX file for prefill and decoding.
+"""The served graphs of a language model: one for prefill and decoding, and CosyVoice 1's text encoder.
 
 Inputs `input_ids`, `past_counts`, `new_counts` and a key and a value cache per layer; outputs `logits` of
 each row's last new position and the caches with the new positions written. Rows of one batch may stand at
 different positions. An output cache may be bound to the memory of its input: the update is in place.
+CosyVoice 1 also takes `embeddings`, for the positions whose id is negative.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -19,23 +21,45 @@ from torch.nn import functional as F  # noqa: N812 (the usual name)
 
 from cosytriton_export.errors import ExportError
 from cosytriton_export.graph import save_model
-from cosytriton_export.llm import BACKBONE, LanguageModel
+from cosytriton_export.llm_base import LanguageModel
+from cosytriton_export.llm_transformer import PromptEncoder, TransformerLM
 
 METADATA_KEY = "cosytriton.llm"
 """The `metadata_props` key under which the graph says its ids and sizes, as JSON."""
+
+TEXT_ENCODER = "text_encoder.onnx"
+"""CosyVoice 1's text encoder, beside the language model's graph."""
 
 OPSET = 24  # the first with TensorScatter
 _TRACE_BATCH, _TRACE_NEW, _TRACE_CAPACITY = 2, 3, 64  # torch.export specialises on 0 and 1
 
 
-class ServedLanguageModel(nn.Module):
-    """The language model behind ids: `forward` is the served graph."""
+class _Served(nn.Module):
+    """The language model behind ids."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
+        self.backbone_name = model.BACKBONE
         self.embedding = nn.Parameter(model.embedding_table().detach(), requires_grad=False)
         # The official names, so that a weight of the graph is found again in the checkpoint.
-        self.llm, self.llm_decoder = model.llm, model.llm_decoder
+        self.llm, self.llm_decoder = model.get_submodule("llm"), model.llm_decoder
+
+    def _step(
+        self,
+        x: Tensor,
+        past_counts: Tensor,
+        new_counts: Tensor,
+        key_caches: list[Tensor],
+        value_caches: list[Tensor],
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        backbone = self.get_submodule(self.backbone_name)
+        hidden, keys, values = backbone(x, past_counts, key_caches, value_caches)
+        last = (new_counts - 1).clamp(min=0).long()[:, None, None].expand(-1, 1, hidden.shape[2])
+        return self.llm_decoder(hidden.gather(1, last)).squeeze(1), keys, values
+
+
+class ServedLanguageModel(_Served):
+    """CosyVoice 2 and 3: `forward` is the served graph."""
 
     def forward(
         self,
@@ -53,19 +77,56 @@ class ServedLanguageModel(nn.Module):
         past_counts + new <= capacity must hold in every row. Returns the logits [batch, speech_rows] at the
         last valid new position (without a valid one, of the first) and the updated caches.
         """
-        backbone = self.llm.get_submodule(BACKBONE)
-        hidden, keys, values = backbone(
-            F.embedding(input_ids, self.embedding), past_counts, key_caches, value_caches
-        )
-        last = (new_counts - 1).clamp(min=0).long()[:, None, None].expand(-1, 1, hidden.shape[2])
-        return self.llm_decoder(hidden.gather(1, last)).squeeze(1), keys, values
+        x = F.embedding(input_ids, self.embedding)
+        return self._step(x, past_counts, new_counts, key_caches, value_caches)
+
+
+class ServedTransformerLM(_Served):
+    """CosyVoice 1: `forward` is the served graph."""
+
+    def __init__(self, model: TransformerLM) -> None:
+        super().__init__(model)
+        model.llm.tabulate()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        embeddings: Tensor,
+        past_counts: Tensor,
+        new_counts: Tensor,
+        key_caches: list[Tensor],
+        value_caches: list[Tensor],
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Run new ids and embeddings behind the cached positions, like `ServedLanguageModel`.
+
+        Where an id is negative, the row of `embeddings` FP32 [batch, new, width] stands for it.
+        """
+        by_id = F.embedding(input_ids.clamp(min=0), self.embedding)
+        x = torch.where(input_ids[:, :, None] < 0, embeddings, by_id)
+        return self._step(x, past_counts, new_counts, key_caches, value_caches)
+
+
+def served(model: LanguageModel) -> ServedLanguageModel | ServedTransformerLM:
+    """Put the model behind the inputs of its graph."""
+    if isinstance(model, TransformerLM):
+        return ServedTransformerLM(model).eval()
+    return ServedLanguageModel(model).eval()
+
+
+def input_names(model: LanguageModel) -> list[str]:
+    """List the graph's inputs before the caches."""
+    embeddings = ["embeddings"] if isinstance(model, TransformerLM) else []
+    return ["input_ids", *embeddings, "past_counts", "new_counts"]
 
 
 def export_llm(model: LanguageModel, path: Path) -> None:
-    """Write the served graph to `path`; it appears complete or not at all.
+    """Write the served graph to `path`, CosyVoice 1's text encoder beside it.
 
-    Raises `ExportError`: the model cannot be traced, or the ONNX checker refuses the graph.
+    Each file appears complete or not at all. Raises `ExportError`: the model cannot be traced, or the ONNX
+    checker refuses a graph.
     """
+    if isinstance(model, TransformerLM):
+        save_model(text_encoder_model(model), path.with_name(TEXT_ENCODER))
     save_model(llm_model(model), path)
 
 
@@ -74,19 +135,57 @@ def llm_model(model: LanguageModel) -> ir.Model:
 
     Raises `ExportError`: the model cannot be traced.
     """
-    layers = range(model.sizes.num_hidden_layers)
+    layers = range(model.cache.layers)
     caches = [f"{kind}_cache{{}}.{layer}" for kind in ("key", "value") for layer in layers]
+    inputs = _sample(model)
     batch, new, capacity = Dim("batch"), Dim("new"), Dim("capacity")
+    axes = [{0: batch, 1: new} if tensor.dim() > 1 else {0: batch} for tensor in inputs]
     cache_axes = [{0: batch, 2: capacity} for _ in layers]
+    traced = _trace(
+        served(model),
+        (*inputs, *(model.empty_caches(_TRACE_BATCH, _TRACE_CAPACITY) for _ in range(2))),
+        [*input_names(model), *(name.format("") for name in caches)],
+        ["logits", *(name.format("_out") for name in caches)],
+        (*axes, cache_axes, cache_axes),
+    )
+    traced.metadata_props[METADATA_KEY] = json.dumps(_metadata(model))
+    return traced
+
+
+def text_encoder_model(model: TransformerLM) -> ir.Model:
+    """Trace the encoder of text and speaker into memory.
+
+    Inputs `text_ids` INT32 [batch, new] and `speaker_embedding` FP32 [batch, 192], outputs `text_embeddings`
+    FP32 [batch, new, width] and `speaker` FP32 [batch, 1, width].
+
+    Raises `ExportError`: the model cannot be traced.
+    """
+    batch = Dim("batch")
+    return _trace(
+        PromptEncoder(model).eval(),
+        (_ids(), torch.ones(_TRACE_BATCH, model.speaker_width)),
+        ["text_ids", "speaker_embedding"],
+        ["text_embeddings", "speaker"],
+        ({0: batch, 1: Dim("new")}, {0: batch}),
+    )
+
+
+def _trace(
+    module: nn.Module,
+    arguments: tuple[Any, ...],
+    inputs: list[str],
+    outputs: list[str],
+    axes: tuple[Any, ...],
+) -> ir.Model:
     try:
         program = torch.onnx.export(
-            ServedLanguageModel(model).eval(),
-            _sample(model),
-            input_names=["input_ids", "past_counts", "new_counts", *(name.format("") for name in caches)],
-            output_names=["logits", *(name.format("_out") for name in caches)],
+            module,
+            arguments,
+            input_names=inputs,
+            output_names=outputs,
             opset_version=OPSET,
             dynamo=True,
-            dynamic_shapes=({0: batch, 1: new}, {0: batch}, {0: batch}, cache_axes, cache_axes),
+            dynamic_shapes=axes,
             optimize=False,  # only after the weights are transposed under their own names
             verbose=False,
         )
@@ -97,16 +196,19 @@ def llm_model(model: LanguageModel) -> ir.Model:
     _transpose_weights(program.model)
     program.optimize()
     passes.ClearMetadataAndDocStringPass()(program.model)
-    program.model.metadata_props[METADATA_KEY] = json.dumps(_metadata(model))
     return program.model
 
 
-def _sample(model: LanguageModel) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
+def _ids() -> Tensor:
+    return torch.zeros(_TRACE_BATCH, _TRACE_NEW, dtype=torch.int32)
+
+
+def _sample(model: LanguageModel) -> list[Tensor]:
     # No tensor stands here twice: the exporter would take two inputs for one.
-    ids = torch.zeros(_TRACE_BATCH, _TRACE_NEW, dtype=torch.int32)
     past, new = (torch.ones(_TRACE_BATCH, dtype=torch.int32) for _ in range(2))
-    keys, values = (model.empty_caches(_TRACE_BATCH, _TRACE_CAPACITY) for _ in range(2))
-    return ids, past, new, keys, values
+    if isinstance(model, TransformerLM):
+        return [_ids(), torch.zeros(_TRACE_BATCH, _TRACE_NEW, model.width), past, new]
+    return [_ids(), past, new]
 
 
 def _transpose_weights(model: ir.Model) -> None:
@@ -122,17 +224,22 @@ def _transpose_weights(model: ir.Model) -> None:
 
 
 def _metadata(model: LanguageModel) -> dict[str, object]:
-    ids, sizes = model.ids, model.sizes
+    ids, cache = model.ids, model.cache
     return {
+        "text_encoder": isinstance(model, TransformerLM),
+        "text_rows": ids.text_rows,
         "speech_offset": ids.speech_offset,
         "speech_codes": ids.speech_codes,
         "speech_rows": ids.speech_rows,
         "sos_id": ids.sos_id,
         "task_id": ids.task_id,
-        "eos_id": ids.stop_ids[0],
+        "eos_id": ids.eos_id,
+        "fill_id": ids.fill_id,
+        "official_min_length_id": ids.official_min_length_id,
         "stop_ids": ids.stop_ids,
-        "layers": sizes.num_hidden_layers,
-        "kv_heads": sizes.num_key_value_heads,
-        "head_dim": sizes.head_dim,
-        "sampling": model.sampling,
+        "layers": cache.layers,
+        "kv_heads": cache.heads,
+        "head_dim": cache.head_dim,
+        "sampling": model.decoding.sampling,
+        "mix_ratio": model.decoding.mix_ratio,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -14,14 +14,12 @@ from torch import nn
 
 from cosytriton_ensemble.spec import Array, Dim, Feed, Size, Stage, Tensor
 from cosytriton_export.errors import ExportError
-from cosytriton_export.llm import LanguageModel
-from cosytriton_export.llm_graph import ServedLanguageModel
 
 SIZES: tuple[Size, ...] = get_args(Size)
 BATCHES = (1, 3)  # 3: a graph that was traced with 2 rows must take another number
-# The flow's attention is quadratic: its largest request would take minutes and 10 GB. 6 s of speech behind
-# 6 s of reference stand for it. Other dimensions go to their declared maximum.
-MAX_TOKENS = 150
+# The flow takes most of the time: ten steps of its largest network, twice for each row. 1 s of speech behind 1 s
+# of reference stand for its usual request, 2 s of each for the largest. Other dimensions keep their sizes.
+_CAPS = {"tokens": (25, 50), "frames": (90, 180)}  # opt and max
 # An id is a rounded number; where that lies on the edge, two runtimes may round it differently.
 ID_TIES = 1e-3  # share of the ids
 
@@ -113,64 +111,15 @@ def _capped(stage: Stage) -> Stage:
     def cap(dim: Dim) -> Dim:
         if dim.base is not None:
             return cap(dim.base).times(dim.factor, dim.name)
-        return replace(dim, max=min(dim.max, MAX_TOKENS)) if dim.name.endswith("tokens") else dim
+        caps = (cap for unit, cap in _CAPS.items() if dim.name.endswith(unit))
+        usual, largest = next(caps, (dim.opt, dim.max))
+        return replace(dim, opt=min(dim.opt, usual), max=min(dim.max, largest))
 
     def tensor(given: Tensor) -> Tensor:
         dims = tuple(cap(d) if isinstance(d, Dim) else d for d in given.dims)
         return replace(given, dims=dims, counts=given.counts and cap(given.counts))
 
     return replace(stage, inputs=tuple(map(tensor, stage.inputs)), outputs=tuple(map(tensor, stage.outputs)))
-
-
-# Language model: new ids, positions before them, capacity of the cache.
-_LM_SIZES: Mapping[Size, tuple[int, int, int]] = {
-    "min": (1, 0, 64),
-    "opt": (100, 0, 128),
-    "max": (3, 500, 512),
-}
-
-
-def llm_reference(model: LanguageModel) -> Reference:
-    """Wrap the language model behind the names of its graph."""
-    served, layers = ServedLanguageModel(model).eval(), range(model.sizes.num_hidden_layers)
-
-    def run(feed: Feed) -> list[Array]:
-        caches = [[torch.from_numpy(feed[name].copy()) for name in _caches(kind, layers)] for kind in _KINDS]
-        counts = (torch.from_numpy(feed[name]) for name in ("input_ids", "past_counts", "new_counts"))
-        with torch.no_grad():
-            logits, keys, values = served(*counts, *caches)
-        return [output.numpy() for output in (logits, *keys, *values)]
-
-    return run
-
-
-_KINDS = ("key", "value")
-
-
-def _caches(kind: str, layers: Sequence[int]) -> Iterator[str]:
-    return (f"{kind}_cache.{layer}" for layer in layers)
-
-
-def llm_feeds(model: LanguageModel) -> Feeds:
-    """Sample a prompt, a longer prompt and a few ids behind a filled cache, each for 1 and more rows."""
-    return {(size, batch): _llm_feed(model, size, batch) for size in SIZES for batch in BATCHES}
-
-
-def _llm_feed(model: LanguageModel, size: Size, batch: int) -> Feed:
-    rng = np.random.default_rng(0)
-    new, past, capacity = _LM_SIZES[size]
-    shape = (batch, model.sizes.num_key_value_heads, capacity, model.sizes.head_dim)
-    rows = len(model.embedding_table())
-    counts = rng.integers(1, new + 1, batch).astype(np.int32)
-    counts[0] = new
-    feed: Feed = {
-        "input_ids": rng.integers(0, rows, (batch, new)).astype(np.int32),
-        "past_counts": rng.integers(past // 2, past + 1, batch).astype(np.int32),
-        "new_counts": counts,
-    }
-    layers = range(model.sizes.num_hidden_layers)
-    caches = (name for kind in _KINDS for name in _caches(kind, layers))
-    return feed | {name: rng.normal(0, 1, shape).astype(np.float32) for name in caches}
 
 
 def format_table(rows: Sequence[ParityRow], *, untrained: bool) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the usual name)
 
 from cosytriton_export.errors import CheckpointError
+from cosytriton_export.kv_cache import CacheShape, causal_bias, run_layers, tensor_scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class Qwen2Config:
     def head_dim(self) -> int:
         """The width of one attention head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def cache(self) -> CacheShape:
+        """The shape of the caches."""
+        return CacheShape(self.num_hidden_layers, self.num_key_value_heads, self.head_dim)
 
 
 class Attention(nn.Module):
@@ -136,11 +142,7 @@ class Backbone(nn.Module):
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Run x [batch, new, hidden] on; returns the state after the final norm and the updated caches."""
         places = Places.of(self.sizes, past_counts, x.shape[1], key_caches[0].shape[2])
-        keys, values = [], []
-        for layer, key_cache, value_cache in zip(self.layers, key_caches, value_caches, strict=True):
-            x, key, value = layer(x, places, key_cache, value_cache)
-            keys.append(key)
-            values.append(value)
+        x, keys, values = run_layers(self.layers, x, places, key_caches, value_caches)
         return self.norm(x), keys, values
 
 
@@ -161,26 +163,9 @@ class Places:
         angles = positions[:, :, None] * sizes.rope_theta**-half
         group = sizes.num_attention_heads // sizes.num_key_value_heads
         rows = positions[:, :, None].expand(-1, -1, group).flatten(1)  # a query's heads stand side by side
-        visible = torch.arange(capacity) <= rows[:, None, :, None]
-        bias = torch.where(visible, 0.0, float("-inf"))
-        return cls(past_counts, angles.cos(), angles.sin(), bias)
+        return cls(past_counts, angles.cos(), angles.sin(), causal_bias(rows, capacity))
 
 
 def rotate(x: Tensor, places: Places, heads: int) -> Tensor:
     """Turn x [batch, new, heads * head_dim] by its positions."""
     return torch.onnx.ops.rotary_embedding(x, places.cos, places.sin, num_heads=heads)
-
-
-def tensor_scatter(cache: Tensor, update: Tensor, write_indices: Tensor) -> Tensor:
-    """Write update [batch, heads, new, width] into cache [batch, heads, capacity, width].
-
-    Row b begins at `write_indices[b]`, and `write_indices[b] + new` must not exceed the capacity. In the
-    graph this is ONNX's TensorScatter, which may work in place.
-    """
-    if torch.onnx.is_in_onnx_export():
-        inputs = (cache, update, write_indices.long())
-        return torch.onnx.ops.symbolic(
-            "TensorScatter", inputs, {"axis": 2}, dtype=cache.dtype, shape=cache.shape, version=24
-        )
-    places = write_indices.long()[:, None] + torch.arange(update.shape[2])
-    return cache.scatter(2, places[:, None, :, None].expand_as(update), update)

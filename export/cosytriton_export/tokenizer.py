@@ -1,8 +1,9 @@
 """The text tokenizer of a checkpoint as one `tokenizer.json`.
 
 Qwen2's tokenizer (NFC, a split pattern, byte-level BPE: Qwen2 technical report, arXiv 2407.10671) from the
-files in the checkpoint, plus the special tokens that CosyVoice 2 adds at load time. Their order matters: ids
-continue after those of the files. The special tokens are found in the text itself, so "[breath]" is one id.
+files in the checkpoint, plus the special tokens that CosyVoice 2 and 3 add at load time. Their order matters:
+ids continue after those of the files. They are found in the text itself, so "[breath]" is one id.
+CosyVoice 1: `whisper_tokenizer`.
 """
 
 from __future__ import annotations
@@ -11,34 +12,15 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers
 
+from cosytriton_ensemble.families import COSYVOICE1
+from cosytriton_export.byte_level import byte_symbols, split_tokenizer
 from cosytriton_export.checkpoint import TEXT_MODEL, Checkpoint, read_json
 from cosytriton_export.errors import CheckpointError
+from cosytriton_export.special_tokens import SPECIAL_TOKENS
 from cosytriton_export.weights import name_some
-
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endofprompt|>",
-    "[breath]",
-    "<strong>",
-    "</strong>",
-    "[noise]",
-    "[laughter]",
-    "[cough]",
-    "[clucking]",
-    "[accent]",
-    "[quick_breath]",
-    "<laughter>",
-    "</laughter>",
-    "[hissing]",
-    "[sigh]",
-    "[vocalized-noise]",
-    "[lipsmack]",
-    "[mn]",
-)
+from cosytriton_export.whisper_tokenizer import whisper_tokenizer
 
 # English contractions | letters with one leading sign | one digit | signs | line ends | blanks
 SPLIT_PATTERN = (
@@ -48,13 +30,15 @@ SPLIT_PATTERN = (
 
 
 def build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """Build the tokenizer of the checkpoint.
+    """Build the tokenizer of the checkpoint; version 1 has Whisper's, which belongs to no checkpoint.
 
     Raises `CheckpointError`: its files do not fit each other or the rows of the text embedding.
     """
-    tokenizer = tokenizer_from_files(checkpoint.path / TEXT_MODEL)
+    if checkpoint.family == COSYVOICE1:
+        return _whisper_tokenizer(checkpoint)
+    tokenizer = tokenizer_from_files(checkpoint.path / TEXT_MODEL, checkpoint.family.name)
     rows = checkpoint.qwen_config["vocab_size"]
-    used = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    used = _ids(tokenizer)
     if not isinstance(rows, int) or used > rows:
         raise CheckpointError(
             f"{checkpoint.path / TEXT_MODEL}: the tokenizer has {used} ids, "
@@ -63,33 +47,34 @@ def build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     return tokenizer
 
 
-def tokenizer_from_files(directory: Path) -> Tokenizer:
+def _whisper_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    tokenizer = whisper_tokenizer()
+    rows = checkpoint.config["llm"]["text_token_size"]
+    if rows != _ids(tokenizer):
+        raise CheckpointError(
+            f"{checkpoint.path}: text_token_size is {rows!r}, but Whisper's multilingual tokenizer has "
+            f"{_ids(tokenizer)} ids. Models with another text tokenizer are not supported."
+        )
+    return tokenizer
+
+
+def _ids(tokenizer: Tokenizer) -> int:
+    return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
+
+
+def tokenizer_from_files(directory: Path, family_name: str = "cosyvoice2") -> Tokenizer:
     """Build the tokenizer from vocab.json, merges.txt and tokenizer_config.json in `directory`.
 
     Raises `CheckpointError`: a file is damaged, a byte has no token, or ids are not consecutive.
     """
     vocabulary = _vocabulary(directory / "vocab.json")
     merges = _merges(directory / "merges.txt", vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
     added = _added_tokens(directory / "tokenizer_config.json", len(vocabulary))
-    tokens = [*added, *(token for token in SPECIAL_TOKENS if token not in added)]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    known = SPECIAL_TOKENS[family_name]
+    tokens = [*added, *(token for token in known if token not in added)]
+    tokenizer = split_tokenizer(models.BPE(vocab=vocabulary, merges=merges), SPLIT_PATTERN, tokens)
+    tokenizer.normalizer = normalizers.NFC()
     return tokenizer
-
-
-def byte_symbols() -> dict[int, str]:
-    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in printable)
-    return {b: chr(b) for b in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
@@ -147,18 +132,21 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     path.write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
 
 
-def write_tokenizer_files(directory: Path, merges: Iterable[tuple[str, str]] = ()) -> int:
+def write_tokenizer_files(
+    directory: Path, merges: Iterable[tuple[str, str]] = (), family_name: str = "cosyvoice2"
+) -> int:
     """Write vocab.json, merges.txt and tokenizer_config.json of a small byte-level BPE into `directory`.
 
     Each pair of `merges` (byte symbols or earlier merges) becomes one token. Returns the number of ids,
-    special tokens included.
+    special tokens of the family included; only Qwen2's own three stand in the files, as officially.
     """
+    special_tokens = SPECIAL_TOKENS[family_name]
     pairs = list(merges)
     tokens = [*byte_symbols().values(), *("".join(pair) for pair in pairs)]
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     first = len(vocabulary)
     decoder = {
-        str(first + i): {"content": token, "special": True} for i, token in enumerate(SPECIAL_TOKENS[:3])
+        str(first + i): {"content": token, "special": True} for i, token in enumerate(special_tokens[:3])
     }
     settings = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": decoder}
     _write(directory / "vocab.json", json.dumps(vocabulary, ensure_ascii=False))
@@ -167,7 +155,7 @@ def write_tokenizer_files(directory: Path, merges: Iterable[tuple[str, str]] = (
         "".join(f"{left} {right}\n" for left, right in (("#version:", "0.2"), *pairs)),
     )
     _write(directory / "tokenizer_config.json", json.dumps(settings, indent=2))
-    return first + len(SPECIAL_TOKENS)
+    return first + len(special_tokens)
 
 
 def _write(path: Path, text: str) -> None:

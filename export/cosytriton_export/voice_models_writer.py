@@ -1,8 +1,9 @@
 """Untrained speaker encoders and speech tokenizers, written the way the official files are.
 
 For checkpoints with random weights: the graphs have the official inputs, outputs and layers, batch norms
-folded by the exporter as in the official files. Weights are drawn so that signals keep their strength from
-layer to layer and different recordings give different embeddings and tokens.
+folded by the exporter and layer norms whole or as arithmetic, as in the official files. Weights are drawn so
+that signals keep their strength from layer to layer and different recordings give different embeddings and
+tokens.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from torch.nn import functional
 
 from cosytriton_export.campplus import CamPPlus, CamPPlusSizes, Context
 from cosytriton_export.features import WHISPER_BINS
-from cosytriton_export.speech_tokenizer import SpeechTokenizer, SpeechTokenizerSizes
+from cosytriton_export.speech_tokenizer import SpeechTokenizer, SpeechTokenizerSizes, Version
 from cosytriton_export.stft import length_mask
+from cosytriton_export.weights import load_weights
 
-_OPSET = 17  # the first with LayerNormalization
+_CAMPPLUS_OPSET = 17
+# 17 is the first with LayerNormalization; versions 1 and 3 hold layer norms as their arithmetic.
+_TOKENIZER_OPSETS: dict[Version, int] = {1: 16, 2: 17, 3: 16}
 _TRACE_FRAMES = 230  # three segments of CAM++ after its stride
 
 
@@ -28,19 +32,23 @@ def write_campplus_onnx(path: Path, sizes: CamPPlusSizes, seed: int) -> None:
     module = _WholeClips(CamPPlus(sizes, _PooledContext))
     _randomise(module, seed)
     axes = {"input": {0: "batch_size", 1: "frame_num"}, "output": {0: "batch_size"}}
-    _write(path, module, (torch.randn(1, _TRACE_FRAMES, 80),), axes)
+    _write(path, module, (torch.randn(1, _TRACE_FRAMES, 80),), axes, _CAMPPLUS_OPSET)
 
 
 def write_speech_tokenizer_onnx(path: Path, sizes: SpeechTokenizerSizes, seed: int) -> None:
-    """Write an untrained `speech_tokenizer_v2.onnx`.
+    """Write an untrained `speech_tokenizer_v1.onnx`, `_v2.onnx` or `_v3.onnx`, as `sizes.version` says.
 
-    `feats` float32 [1, 128, T] and `feats_length` int32 [1] -> `indices` int32 [1, ceil(T / 4)].
+    `feats` float32 [1, 128, T] and `feats_length` int32 [1] -> `indices` int32 [1, ceil(T / 4)], in version 1
+    [1, ceil(T / 2)].
     """
     module = _Indices(SpeechTokenizer(sizes))
     _randomise(module, seed)
+    if sizes.version == 1:
+        _place_codewords(module.tokenizer, sizes, seed)
     feats = torch.randn(1, WHISPER_BINS, _TRACE_FRAMES)
     length = torch.tensor([_TRACE_FRAMES], dtype=torch.int32)
-    _write(path, module, (feats, length), {"feats": {2: "T"}, "feats_length": {}, "indices": {1: "N"}})
+    axes = {"feats": {2: "T"}, "feats_length": {}, "indices": {1: "N"}}
+    _write(path, module, (feats, length), axes, _TOKENIZER_OPSETS[sizes.version])
 
 
 class _WholeClips(nn.Module):
@@ -106,8 +114,25 @@ def _randomise_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, generator: torch.Gen
         nn.init.normal_(layer.bias, 0, 0.1, generator)
 
 
+def _place_codewords(tokenizer: SpeechTokenizer, sizes: SpeechTokenizerSizes, seed: int) -> None:
+    # Hidden states point in similar directions. Codewords around those of noise are told apart; codewords in
+    # all directions would leave a handful of tokens.
+    generator = torch.Generator().manual_seed(seed)
+    features = 0.5 * torch.randn(1, WHISPER_BINS, _TRACE_FRAMES, generator=generator)
+    with torch.inference_mode():
+        hidden, _ = tokenizer.encoder(features, torch.tensor([[_TRACE_FRAMES]], dtype=torch.int32))
+        directions = functional.normalize(hidden[0], dim=1)  # [tokens, width]
+        offsets = torch.randn(sizes.codewords, sizes.width, generator=generator) * directions.std(dim=0)
+        codewords = functional.normalize(directions.mean(dim=0) + offsets, dim=1)
+    load_weights(tokenizer, tokenizer.state_dict() | {"quantizer._codebook.embed": codewords}, "drawn")
+
+
 def _write(
-    path: Path, module: nn.Module, arguments: tuple[Tensor, ...], axes: dict[str, dict[int, str]]
+    path: Path,
+    module: nn.Module,
+    arguments: tuple[Tensor, ...],
+    axes: dict[str, dict[int, str]],
+    opset: int,
 ) -> None:
     names, draft = list(axes), path.with_name(f".{path.name}.draft")
     with warnings.catch_warnings():
@@ -120,7 +145,7 @@ def _write(
             input_names=names[:-1],
             output_names=names[-1:],
             dynamic_axes=axes,
-            opset_version=_OPSET,
+            opset_version=opset,
             dynamo=False,
         )
     draft.replace(path)

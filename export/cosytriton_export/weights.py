@@ -6,6 +6,7 @@ import pickle
 import zipfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,16 @@ WEIGHT_NORM_SUFFIXES = (
 NAMES_SHOWN = 5
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
-    """Read a state dict of finite tensors; floating ones become float32. No code of the file is run.
+def load_plain(path: Path) -> object:
+    """Load a PyTorch file of tensors and plain containers into main memory. No code of the file is run.
 
-    Raises `CheckpointError`: unreadable or truncated, would run code, holds something other than tensors, or
-    a tensor that is not finite.
+    Raises `CheckpointError`: unreadable or truncated, or it would run code.
     """
     try:
         # A mapped file keeps a full-size checkpoint out of memory; the format before torch 1.6 cannot.
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        loaded: object = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path}: refused, because it is more than tensors (a pickle that asks for other objects can run "
@@ -39,9 +41,19 @@ def read_state(path: Path) -> dict[str, Tensor]:
             f"{path}: is no readable PyTorch file; it is truncated or something else "
             f"({type(error).__name__}: {_first_line(error)}). Copy it again."
         ) from error
+    return loaded
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Read a state dict of finite tensors; floating ones become float32. No code of the file is run.
+
+    Raises `CheckpointError`: unreadable or truncated, would run code, holds something other than tensors, or
+    a tensor that is not finite.
+    """
+    loaded = load_plain(path)
     if not isinstance(loaded, Mapping) or not loaded:
         raise CheckpointError(f"{path}: holds {type(loaded).__name__}, not a non-empty state dict.")
-    foreign = [k for k, v in loaded.items() if not (isinstance(k, str) and _is_plain(v))]
+    foreign = [k for k, v in loaded.items() if not (isinstance(k, str) and is_plain(v))]
     if foreign:
         raise CheckpointError(
             f"{path}: holds entries that are no plain tensors: {name_some(map(repr, foreign))}. "
@@ -56,7 +68,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> TypeGuard[Tensor]:
+    """Whether `value` is a dense tensor of real numbers."""
     return (
         isinstance(value, Tensor)
         and value.layout == torch.strided

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,14 +16,19 @@ from cosytriton_ensemble.spec import Array
 SAMPLES_PER_TOKEN = 960  # 24,000 Hz / 25 tokens a second
 
 
-def speech_of(tokens: int, padding: int = 0, samples: int | None = None) -> dict[str, Array]:
+def speech_of(
+    tokens: int, padding: int = 0, samples: int | None = None, offset: int = 0, reason: str = "end"
+) -> dict[str, Array]:
     """An answer of `tts` or one of `tts_stream`: a tone, zero-padded on the right."""
     count = tokens * SAMPLES_PER_TOKEN if samples is None else samples
     tone = np.sin(np.arange(count) / 10).astype(np.float32) / 2
     return {
         "waveform": np.pad(tone, (0, padding))[None],
         "sample_count": np.array([[count]], np.int32),
+        "sample_offset": np.array([[offset]], np.int64),
+        "sample_rate": np.array([[24_000]], np.int32),
         "token_count": np.array([[tokens]], np.int32),
+        "finish_reason": np.array([[reason.encode()]], np.object_),
     }
 
 
@@ -35,6 +40,7 @@ def encoded(tokens: int = 4) -> dict[str, Array]:
         "prompt_mel": np.zeros((1, 2 * tokens, 80), np.float32),
         "prompt_frame_count": np.array([[2 * tokens]], np.int32),
         "speaker_embedding": np.ones((1, 192), np.float32),
+        "checkpoint": np.array([[b"cosyvoice2:abc"]], np.object_),
     }
 
 
@@ -44,8 +50,11 @@ class FakeTransport(Transport):
 
     voice: Tensors = field(default_factory=encoded)
     whole: Tensors = field(default_factory=lambda: speech_of(3, padding=500))
-    chunks: list[Tensors] = field(default_factory=lambda: [speech_of(2), speech_of(1)])
+    chunks: list[Tensors] = field(
+        default_factory=lambda: [speech_of(2, reason=""), speech_of(1, offset=1920)]
+    )
     requests: list[Request] = field(default_factory=list)
+    further: list[Tensors] | None = None
     cancelled: bool = False
     closed: bool = False
 
@@ -53,8 +62,11 @@ class FakeTransport(Transport):
         self.requests.append(request)
         return {"voice_encoder": self.voice, "tts": self.whole}[request.model]
 
-    def stream(self, request: Request) -> Generator[Tensors, None, None]:
+    def stream(
+        self, request: Request, further: Iterable[Tensors] | None = None
+    ) -> Generator[Tensors, None, None]:
         self.requests.append(request)
+        self.further = None if further is None else list(further)
         self.cancelled = True
         yield from self.chunks
         self.cancelled = False
@@ -73,7 +85,7 @@ def transport() -> FakeTransport:
 
 @pytest.fixture
 def speech() -> Callable[..., dict[str, Array]]:
-    """Makes answers: `speech(tokens, padding=0, samples=None)`."""
+    """Makes answers: `speech(tokens, padding=0, samples=None, offset=0, reason="end")`."""
     return speech_of
 
 

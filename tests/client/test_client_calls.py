@@ -31,6 +31,7 @@ TTS_INPUTS = {
     "prompt_mel": ("float32", (1, 8, 80)),
     "prompt_frame_count": ("int32", (1, 1)),
     "speaker_embedding": ("float32", (1, 192)),
+    "checkpoint": ("object", (1, 1)),
     "seed": ("int64", (1, 1)),
 }
 
@@ -149,11 +150,10 @@ def test_closing_the_iterator_cancels(transport: Any, voice: Voice) -> None:
     assert transport.cancelled
 
 
-def test_a_chunk_may_be_shorter_than_its_tokens_if_the_whole_is_right(
-    transport: Any, voice: Voice, speech: Any
-) -> None:
-    transport.chunks = [speech(2, samples=1920 - 480), speech(1, samples=960 + 480)]
-    assert sum(len(c.samples) for c in Client(transport=transport).stream("Hello.", voice)) == 3 * 960
+def test_a_chunk_says_why_its_sentence_ended(transport: Any, voice: Voice, speech: Any) -> None:
+    transport.chunks = [speech(2, reason=""), speech(1, offset=1920, reason="repetition")]
+    chunks = Client(transport=transport).stream("Hello.", voice)
+    assert [chunk.finish_reason for chunk in chunks] == ["", "repetition"]
 
 
 @pytest.mark.parametrize("name", ["waveform", "sample_count", "token_count"])
@@ -177,7 +177,8 @@ def silent(answer: Any) -> Any:
     [
         (with_nan, "NaN or infinite"),
         (silent, "silent"),
-        (lambda a: a | {"token_count": np.array([[4]], np.int32)}, "2880 samples of 4 speech tokens"),
+        (lambda a: a | {"sample_offset": np.array([[960]])}, "begins at sample 960, but 0 were heard"),
+        (lambda a: a | {"sample_rate": np.array([[0]])}, "at 0 Hz"),
         (lambda a: a | {"sample_count": np.array([[9_999]], np.int32)}, "9999 samples .* of 3380"),
         (lambda a: a | {k: a[k] * 0 for k in ("sample_count", "token_count")}, "without any audio"),
     ],
@@ -199,10 +200,13 @@ def test_a_stream_that_is_not_speech_is_refused(
         list(Client(transport=transport).stream("Hello.", voice))
 
 
-def test_a_stream_that_loses_audio_is_refused_at_its_end(transport: Any, voice: Voice, speech: Any) -> None:
-    transport.chunks = [speech(2), speech(2, samples=960)]
+@pytest.mark.parametrize("offset", [0, 960, 2880])
+def test_a_stream_that_loses_or_repeats_audio_is_refused(
+    transport: Any, voice: Voice, speech: Any, offset: int
+) -> None:
+    transport.chunks = [speech(2), speech(2, offset=offset)]
     chunks = Client(transport=transport).stream("Hello.", voice)
-    assert len([next(chunks), next(chunks)]) == 2
+    next(chunks)
     with pytest.raises(BadAnswerError, match="audio was lost or added"):
         next(chunks)
 
@@ -228,8 +232,53 @@ def test_wrong_input_is_refused_before_anything_is_sent(
     transport: Any, voice: Voice, method: str, text: str, seed: int, message: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        getattr(Client(transport=transport), method)(text, voice, seed)
+        getattr(Client(transport=transport), method)(text, voice, seed=seed)
     assert transport.requests == []
+
+
+def test_options_become_tensors_and_others_are_refused(transport: Any, voice: Voice) -> None:
+    client = Client(transport=transport)
+    client.synthesize("Hi.", voice, speed=1.25, instruction="Softly.<|endofprompt|>", normalise=False)
+    sent = transport.requests[-1].inputs
+    assert {n: sent[n].item() for n in ("speed", "instruct_text", "normalise")} == {
+        "speed": 1.25,
+        "instruct_text": b"Softly.<|endofprompt|>",
+        "normalise": False,
+    }
+    with pytest.raises(InvalidInputError, match="no option 'sped'; known are seed, speed"):
+        client.synthesize("Hi.", voice, sped=2)  # type: ignore[call-arg]
+    with pytest.raises(InvalidInputError, match="speed='fast' cannot be sent"):
+        client.synthesize("Hi.", voice, speed="fast")  # type: ignore[arg-type]
+
+
+def test_a_voice_without_transcript_sends_none(transport: Any, samples: Samples) -> None:
+    Client(transport=transport).synthesize("Hello.", Voice(samples, 16_000))
+    assert "prompt_text" not in transport.requests[-1].inputs
+
+
+def test_a_named_voice_is_not_encoded(transport: Any) -> None:
+    Client(transport=transport).synthesize("Hello.", "anna")
+    (request,) = transport.requests
+    assert request.inputs["voice_name"].item() == b"anna"
+    assert "speaker_embedding" not in request.inputs
+
+
+def test_a_conversion_sends_the_tokens_of_its_source(transport: Any, voice: Voice, samples: Samples) -> None:
+    Client(transport=transport).convert(Voice(samples * 0.5, 16_000), voice)
+    sent = transport.requests[-1].inputs
+    assert sent["source_tokens"].tolist() == [[0, 1, 2, 3]]
+    assert sent["source_token_count"].item() == 4
+    assert not sent.keys() & {"text", "prompt_text"}
+
+
+def test_text_by_pieces_shares_one_stream(transport: Any, voice: Voice) -> None:
+    list(Client(transport=transport).stream(iter(["Hel", "", "lo."]), voice))
+    stream = transport.requests[-1].inputs["text_stream"].item()
+    assert len(stream) == 32
+    assert "text" not in transport.requests[-1].inputs
+    assert [piece["text_stream"].item() for piece in transport.further] == [stream] * 3
+    assert [piece["text"].item() for piece in transport.further[:-1]] == [b"Hel", b"lo."]
+    assert transport.further[-1]["text_end"].item() is True
 
 
 @pytest.mark.parametrize("text", ["?!", "🙂"])

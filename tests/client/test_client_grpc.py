@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from cosytriton_client import (
     Client,
@@ -25,15 +26,16 @@ from cosytriton_client import (
     Timeout,
     Voice,
 )
-
-TYPES = {np.dtype("float32"): "FP32", np.dtype("int32"): "INT32"}
+from cosytriton_client._audio import Samples
 
 
 def response(tensors: Any, request: Any, final: bool | None = None) -> Any:
     answer = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
     for name, array in tensors.items():
-        answer.outputs.add(name=name, datatype=TYPES[array.dtype], shape=array.shape)
-        answer.raw_output_contents.append(array.tobytes())
+        datatype = np_to_triton_dtype(array.dtype)
+        answer.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        content = serialize_byte_tensor(array).item() if datatype == "BYTES" else array.tobytes()
+        answer.raw_output_contents.append(content)
     if final is not None:
         answer.parameters["triton_final_response"].bool_param = final
     return answer
@@ -158,8 +160,8 @@ def test_no_thread_outlives_its_stream(client: Client, voice: Voice) -> None:
     for text in ("Hello.", "fail", "refuse", "hang"):
         with contextlib.suppress(ServerFailureError, InvalidInputError):
             for _ in client.stream(text, voice):
-                assert readers()
                 if text == "hang":
+                    assert readers()
                     break
     deadline = time.monotonic() + 2
     while readers() and time.monotonic() < deadline:
@@ -213,3 +215,33 @@ def test_a_port_that_never_answers(voice: Voice) -> None:
             pytest.raises((ConnectError, RequestTimeoutError)),
         ):
             client.encode(voice)
+
+
+def test_the_callers_text_is_left_alone_once_nobody_listens(client: Client, voice: Voice) -> None:
+    taken: list[int] = []
+
+    def endless() -> Iterator[str]:
+        for number in range(10**6):
+            taken.append(number)
+            time.sleep(0.01)
+            yield "word "
+
+    chunks = client.stream(endless(), voice)
+    next(chunks)
+    chunks.close()
+    time.sleep(0.2)
+    count = len(taken)
+    time.sleep(0.2)
+    assert len(taken) == count
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), ValueError("odd"), RuntimeError("gone")])
+def test_an_error_of_the_callers_text_is_raised_as_it_is(
+    client: Client, samples: Samples, error: Exception
+) -> None:
+    def broken() -> Iterator[str]:
+        yield from ()
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        list(client.stream(broken(), Voice(samples, 16_000, "hang")))

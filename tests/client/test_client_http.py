@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from cosytriton_client import (
     Client,
@@ -23,8 +24,6 @@ from cosytriton_client import (
     Timeout,
     Voice,
 )
-
-TYPES = {"float32": "FP32", "int32": "INT32"}
 
 
 class Server(ThreadingHTTPServer):
@@ -66,17 +65,21 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _tensors(self, tensors: Any) -> None:
+        contents = [
+            serialize_byte_tensor(a).item() if a.dtype == np.object_ else a.tobytes()
+            for a in tensors.values()
+        ]
         described = [
             {
                 "name": name,
-                "datatype": TYPES[a.dtype.name],
+                "datatype": np_to_triton_dtype(a.dtype),
                 "shape": a.shape,
-                "parameters": {"binary_data_size": a.nbytes},
+                "parameters": {"binary_data_size": len(content)},
             }
-            for name, a in tensors.items()
+            for (name, a), content in zip(tensors.items(), contents, strict=True)
         ]
         head = json.dumps({"outputs": described}).encode()
-        data = head + b"".join(a.tobytes() for a in tensors.values())
+        data = head + b"".join(contents)
         self.send_response(200)
         self.send_header("Inference-Header-Content-Length", str(len(head)))
         self.send_header("Content-Length", str(len(data)))
@@ -109,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
             if isinstance(value, str)
             else value.ravel().tolist()
             if value.size > 1
-            else value.item()
+            else _plain(value.item())
             for name, value in tensors.items()
         }
         event = b"data: " + json.dumps({"model_name": "tts_stream", **plain}).encode() + b"\n\n"
@@ -120,6 +123,10 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionResetError):  # how it ends with data on the way
             assert self.connection.recv(1) == b""
         self.server.cancelled.set()
+
+
+def _plain(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from onnx import TensorProto, helper
 from cosytriton_engines import gate, language_model
 from cosytriton_engines.gate import GateError, Shapes, build_gate
 from cosytriton_ensemble.config import DEFAULT_MODEL
-from cosytriton_ensemble.pipeline import NATIVE_STAGES, SPEECH_LM
+from cosytriton_ensemble.families import COSYVOICE2, FAMILIES, Family
+from cosytriton_ensemble.pipeline import pipeline_of
 from cosytriton_ensemble.repository import artifacts, version_directory
 
-GRAPHS = [model for model, file in artifacts().items() if file == DEFAULT_MODEL]
+PIPELINE = pipeline_of(COSYVOICE2)
+CAPACITY = PIPELINE.longest_sequence
+GRAPHS = [model for model, file in artifacts(PIPELINE).items() if file == DEFAULT_MODEL]
 PROFILE: Shapes = {"x": {"min": (1, 4, 1), "opt": (2, 4, 1), "max": (8, 4, 1)}}
 
 
@@ -42,26 +46,30 @@ def test_missing_tensorrt_says_what_to_install(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.gate
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 @pytest.mark.parametrize("model", GRAPHS)
-def test_every_exported_graph_builds(model: str, tiny_repository: Path, tmp_path: Path) -> None:
+def test_every_exported_graph_builds(
+    model: str, family: Family, repositories: Callable[[Family], Path], tmp_path: Path
+) -> None:
     """Strongly typed, over the whole range of sizes that is served."""
-    path = exported(tiny_repository, model)
-    if model == SPEECH_LM.name:
+    pipeline, path = pipeline_of(family), exported(repositories(family), model)
+    if model == pipeline.speech_lm.name:
         path = tmp_path / DEFAULT_MODEL
-        language_model.fix_capacity(exported(tiny_repository, model), path)
-        profile: Shapes = language_model.profile(path)
+        language_model.fix_capacity(exported(repositories(family), model), path, pipeline.longest_sequence)
+        profile: Shapes = language_model.profile(path, pipeline)
     else:
-        profile = next(stage.profile() for stage in NATIVE_STAGES if stage.name == model)
+        profile = next(stage.profile() for stage in pipeline.native_stages if stage.name == model)
     assert build_gate(path, profile).plan_bytes > 0
 
 
 @pytest.mark.gate
 def test_cache_of_open_length_is_refused(tiny_repository: Path, tmp_path: Path) -> None:
     """Why the language model's graph is not built as it is exported."""
-    language_model.fix_capacity(exported(tiny_repository, SPEECH_LM.name), tmp_path / DEFAULT_MODEL)
-    profile = language_model.profile(tmp_path / DEFAULT_MODEL)
+    path = tmp_path / DEFAULT_MODEL
+    language_model.fix_capacity(exported(tiny_repository, PIPELINE.speech_lm.name), path, CAPACITY)
+    profile = language_model.profile(path, PIPELINE)
     with pytest.raises(GateError, match=r"(?s)TensorScatter .*KV cache tensor must have a static sequence"):
-        build_gate(exported(tiny_repository, SPEECH_LM.name), profile)
+        build_gate(exported(tiny_repository, PIPELINE.speech_lm.name), profile)
 
 
 @pytest.mark.gate

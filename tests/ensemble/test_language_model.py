@@ -1,63 +1,87 @@
-"""The exported language model in its engine: the official run, and rows that do not touch each other."""
+"""The exported language models in their engine: the official runs, and rows that do not touch each other."""
 
 from __future__ import annotations
 
+import json
 import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.numpy import load_file
-from safetensors.torch import load_file as load_state
 
 from cosytriton_ensemble.errors import CosytritonError, RepositoryError
-from cosytriton_ensemble.generation import SpeechRequest
-from cosytriton_ensemble.language_model import CAPACITY_STEP, LanguageModel, LanguageModelSpec, TokenIds
+from cosytriton_ensemble.families import COSYVOICE2, FAMILIES, Family
+from cosytriton_ensemble.generation import FinishReason, SpeechRequest, TextInput
+from cosytriton_ensemble.kv_cache import CAPACITY_STEP
+from cosytriton_ensemble.language_model import TEXT_ENCODER_FILE, LanguageModel
 from cosytriton_ensemble.llm_engine import LlmEngine
+from cosytriton_ensemble.llm_spec import METADATA_KEY, LanguageModelSpec, Prompt, TokenIds
 from cosytriton_ensemble.sampling import FloatArray
-from cosytriton_export import llm
+from cosytriton_export.checkpoint import Checkpoint
+from cosytriton_export.hyperyaml import load_hyperyaml
+from cosytriton_export.llm import language_model_of
 from cosytriton_export.llm_graph import export_llm
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+VERSIONS = {"v1": FAMILIES["cosyvoice1"], "v2": FAMILIES["cosyvoice2"], "v3": FAMILIES["cosyvoice3"]}
+QWEN_CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+}
 ROWS = 8
+TOLERANCE = 1e-4  # of logits
+
+GoldenOf = Callable[[str], Any]
+Graphs = Callable[[str], Path]
 
 
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny official model as a graph."""
-    weights = GOLDEN / "llm_v2_weights.safetensors"
-    with safe_open(weights, "np") as file:
-        sizes = {key: float(value) for key, value in file.metadata().items()}
-    whole = {key: int(value) for key, value in sizes.items() if value.is_integer()}
-    qwen_config = {
-        "hidden_size": whole["hidden"],
-        "intermediate_size": whole["inter"],
-        "num_hidden_layers": whole["layers"],
-        "num_attention_heads": whole["heads"],
-        "num_key_value_heads": whole["kv_heads"],
-        "rope_theta": sizes["rope_theta"],
-        "rms_norm_eps": sizes["rms_eps"],
-    }
-    sampling = {"top_p": 0.8, "top_k": 25, "win_size": 10, "tau_r": 0.1}
-    llm_config = {"speech_token_size": whole["speech_token_size"], "sampling": sampling}
-    path = tmp_path_factory.mktemp("llm") / "model.onnx"
-    model = llm.LanguageModel.from_state(qwen_config, llm_config, load_state(weights), "the golden weights")
-    with torch.no_grad():
-        export_llm(model, path)
-    return path
+@pytest.fixture(scope="session")
+def graphs(golden: GoldenOf, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+    """The tiny official model of a version ("v1"...) as a graph."""
+    made: dict[str, Path] = {}
+
+    def graph(version: str) -> Path:
+        if version not in made:
+            folder = tmp_path_factory.mktemp(f"llm_{version}")
+            _export(version, golden(f"llm_{version}_weights"), folder)
+            made[version] = folder / "model.onnx"
+        return made[version]
+
+    return graph
+
+
+def _export(version: str, weights: dict[str, Any], folder: Path) -> None:
+    family = VERSIONS[version]
+    state = {key: torch.from_numpy(value) for key, value in weights.items()}
+    if version != "v1":
+        state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
+        (folder / "CosyVoice-BlankEN").mkdir()
+        (folder / "CosyVoice-BlankEN" / "config.json").write_text(json.dumps(QWEN_CONFIG))
+    torch.save(state, folder / "llm.pt")
+    config = load_hyperyaml(GOLDEN / family.config_file.replace(".", "_tiny."))
+    model = language_model_of(Checkpoint(folder, family, config))
+    export_llm(model.requires_grad_(False), folder / "model.onnx")
 
 
 @pytest.fixture
-def model(graph: Path) -> LanguageModel:
-    return LanguageModel.open(graph, threads=1, rows=ROWS)
+def model(graphs: Graphs) -> LanguageModel:
+    return open_model(graphs("v2"))
 
 
-@pytest.fixture(scope="module")
-def golden() -> dict[str, np.ndarray]:  # type: ignore[type-arg]
-    return load_file(GOLDEN / "llm_v2.safetensors")
+def open_model(path: Path, rows: int = ROWS) -> LanguageModel:
+    return LanguageModel.open(path, threads=1, rows=rows)
 
 
 class Recorder:
@@ -72,8 +96,8 @@ class Recorder:
     def on_token(self, token: int) -> None:
         self.tokens.append(token)
 
-    def on_end(self, error: CosytritonError | None) -> None:
-        self.error = error
+    def on_end(self, error: CosytritonError | None, reason: FinishReason | None) -> None:
+        self.error, self.reason = error, reason
         self._ended.set()
 
     def cancelled(self) -> bool:
@@ -96,63 +120,200 @@ def request(index: int) -> SpeechRequest:
     return SpeechRequest(text, 3, rng.integers(0, 251, 7 * index).tolist(), seed=index)
 
 
-def prompts(model: LanguageModel) -> list[TokenIds]:
-    return [model.spec.prompt(request(index).text, request(index).prompt_speech) for index in range(ROWS)]
+def prompts(model: LanguageModel) -> list[Prompt]:
+    return [model.prompt_of(request(index)) for index in range(ROWS)]
 
 
-def decode(model: LanguageModel, ids: TokenIds, steps: int) -> list[FloatArray]:
+def decode(model: LanguageModel, prompt: Prompt, steps: int) -> list[FloatArray]:
     """The logits of a prompt and of `steps` fed tokens, alone."""
-    logits = [model.join(ids).copy()]
+    logits = [model.join(prompt).copy()]
     logits += [model.step([fed(step)])[0].copy() for step in range(steps)]
     model.leave(0)
     return logits
 
 
 def fed(step: int) -> int:
-    return 7 * step % 300
+    return 7 * step % 251
 
 
-# ---- the official run -----------------------------------------------------------------------------------
+# ---- the official runs ----------------------------------------------------------------------------------
 
 
-def test_the_official_run(model: LanguageModel, golden: dict[str, np.ndarray]) -> None:  # type: ignore[type-arg]
-    recorded = iter(golden["ras_u"].tolist())
-    text = [*golden["prompt_text"][0].tolist(), *golden["text"][0].tolist()]
-    official = SpeechRequest(text, golden["prompt_text"].size, golden["prompt_speech_token"][0].tolist())
-    with LlmEngine(model, uniform=lambda _: recorded.__next__) as engine:
-        tokens = say(engine, official).result()
-    assert tokens == golden["ras_ids"].tolist()
-    assert len(golden["ras_u"]) - len(list(recorded)) == golden["ras_draws_used"]
+def official(run: Any) -> SpeechRequest:
+    """The request of the recorded run."""
+    text = [*run["prompt_text"][0].tolist(), *run["text"][0].tolist()]
+    speaker = run["embedding"][0] if "embedding" in run else None
+    speech = run["prompt_speech_token"][0].tolist()
+    return SpeechRequest(text, run["prompt_text"].size, speech, speaker=speaker)
+
+
+@pytest.mark.parametrize("official_min_length", [True, False])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_official_run(version: str, official_min_length: bool, graphs: Graphs, golden: GoldenOf) -> None:
+    run = golden(f"llm_{version}")
+    recorded = iter(run["ras_u"].tolist())
+    model = open_model(graphs(version))
+    with LlmEngine(model, VERSIONS[version], uniform=lambda _: recorded.__next__) as engine:
+        recorder = say(engine, replace(official(run), official_min_length=official_min_length))
+        tokens = recorder.result()
+    assert recorder.reason == "end"
+    assert len(tokens) >= 2 * run["text"].size
+    if official_min_length or version != "v3":  # whose official code rules out a token that is no end
+        assert tokens == run["ras_ids"].tolist()
+        assert len(run["ras_u"]) - len(list(recorded)) == run["ras_draws_used"]
+    else:
+        assert tokens != run["ras_ids"].tolist()
+
+
+@pytest.mark.parametrize("mode", ["", "sft_", "instruct_"])
+def test_the_modes_of_cosyvoice_1(mode: str, graphs: Graphs, golden: GoldenOf) -> None:
+    run, model = golden("llm_v1"), open_model(graphs("v1"))
+    zero_shot = official(run)
+    prompt = model.prompt_of(
+        {
+            "": zero_shot,
+            "sft_": SpeechRequest(run["text"][0].tolist(), speaker=zero_shot.speaker),
+            "instruct_": SpeechRequest(zero_shot.text, 6, speaker=np.zeros(192, np.float32)),
+        }[mode]
+    )
+    assert len(prompt) == run[f"{mode}lm_input"].shape[1]
+    assert prompt.embeddings is not None
+    embedded = prompt.ids == -1
+    np.testing.assert_allclose(
+        prompt.embeddings[embedded], run[f"{mode}lm_input"][0][embedded], atol=TOLERANCE
+    )
+    logits = model.join(prompt)
+    tokens = []
+    for _ in range(10):
+        tokens.append(int(logits[: model.spec.speech_codes].argmax()))
+        logits = model.step([model.spec.speech_offset + tokens[-1]])[0]
+    assert tokens == run[f"{mode}greedy_ids"].tolist()[:10]
+
+
+@pytest.mark.parametrize("pause", [None, 0, 0.01])
+def test_the_official_run_with_streamed_text(pause: float | None, graphs: Graphs, golden: GoldenOf) -> None:
+    run, model = golden("llm_v2"), MeasuredModel.open(graphs("v2"), threads=1, rows=1)
+    recorded = iter(run["bi_u"].tolist())
+    transcript, text = run["prompt_text"][0].tolist(), run["bi_text"][0].tolist()
+    known = transcript if pause is not None else transcript + text
+    speech = run["bi_prompt_speech_token"][0].tolist()
+    with LlmEngine(model, COSYVOICE2, uniform=lambda _: recorded.__next__) as engine:
+        recorder = Recorder()
+        text_input = engine.submit(SpeechRequest(known, 6, speech, text_streaming=True), recorder)
+        push(text_input, [] if pause is None else text, pause or 0)
+        assert recorder.result() == run["bi_ids"].tolist()
+    assert recorder.reason == "end"
+    assert list(recorded) == []
+    assert model.lengths == run["bi_step_input_len"].tolist()
+
+
+class MeasuredModel(LanguageModel):
+    """Remembers how many positions each run feeds to a row."""
+
+    lengths: list[int]
+
+    def join(self, prompt: Prompt) -> FloatArray:
+        self.lengths = [len(prompt)]
+        return super().join(prompt)
+
+    def extend(self, row: int, ids: TokenIds) -> FloatArray:
+        self.lengths.append(len(ids))
+        return super().extend(row, ids)
+
+    def step(self, ids: Sequence[int], waiting: Collection[int] = ()) -> FloatArray:
+        self.lengths.append(1)
+        return super().step(ids, waiting)
+
+
+def push(text_input: TextInput, text: list[int], pause: float) -> None:
+    for token in text:
+        text_input.push_text([token])
+        time.sleep(pause)
+    text_input.end_text()
 
 
 # ---- rows -----------------------------------------------------------------------------------------------
 
 
-def test_requests_together_equal_themselves_alone(graph: Path) -> None:
-    expected = []
+@pytest.mark.parametrize("version", VERSIONS)
+def test_requests_together_equal_themselves_alone(version: str, graphs: Graphs) -> None:
+    family, expected = VERSIONS[version], []
     for index in range(ROWS):
-        with LlmEngine(LanguageModel.open(graph, threads=1, rows=1)) as engine:
+        with LlmEngine(open_model(graphs(version), rows=1), family) as engine:
             expected.append(say(engine, request(index)).result())
     assert len({len(tokens) for tokens in expected}) > ROWS // 2
 
-    with LlmEngine(LanguageModel.open(graph, threads=2, rows=3)) as engine:
+    with LlmEngine(LanguageModel.open(graphs(version), threads=2, rows=3), family) as engine:
         recorders = [say(engine, request(index)) for index in range(ROWS)]
         assert [recorder.result() for recorder in recorders] == expected
 
     cancelled = {1: 2, 4: 9, 6: 0}  # request -> tokens after which it goes
-    with LlmEngine(LanguageModel.open(graph, threads=1, rows=ROWS)) as engine:
+    with LlmEngine(open_model(graphs(version)), family) as engine:
         recorders = [say(engine, request(index), cancelled.get(index)) for index in range(ROWS)]
         for index, recorder in enumerate(recorders):
             assert recorder.result() == expected[index][: cancelled.get(index)]
             assert (recorder.error is None) == (index not in cancelled)
 
 
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_streamed_requests_equal_themselves_alone(version: str, graphs: Graphs) -> None:
+    family = VERSIONS[version]
+    expected = [_stream([index], open_model(graphs(version), 1), family)[0] for index in range(4)]
+    assert _stream([3, 2, 1, 0], open_model(graphs(version), 3), family, pause=0.005) == expected[::-1]
+
+
+def _stream(indices: list[int], model: LanguageModel, family: Family, pause: float = 0) -> list[list[int]]:
+    """The tokens of these requests, their text pushed at the same time, beside one of complete text."""
+    recorders = []
+    with LlmEngine(model, family) as engine:
+        say(engine, request(6))
+        for index in indices:
+            whole, recorder = request(index), Recorder()
+            known = SpeechRequest(
+                whole.text[:4], 3, whole.prompt_speech, index, text_streaming=True, prefix_count=2
+            )
+            text_input = engine.submit(known, recorder)
+            threading.Thread(target=push, args=(text_input, whole.text[4:], pause)).start()
+            recorders.append(recorder)
+        tokens = [recorder.result() for recorder in recorders]
+    assert all(recorder.error is None for recorder in recorders)
+    return tokens
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_a_sequence_may_be_fed_in_pieces(version: str, graphs: Graphs) -> None:
+    model = open_model(graphs(version))
+    ids = prompts(model)[7].ids
+    assert len(ids) > CAPACITY_STEP
+    expected = decode(model, Prompt(ids), 1)
+    model.join(prompts(model)[0])
+    model.join(Prompt(ids[:4]))
+    model.extend(1, ids[4:50])
+    np.testing.assert_allclose(model.extend(1, ids[50:]), expected[0], atol=TOLERANCE)
+    np.testing.assert_allclose(model.step([fed(0)] * 2)[1], expected[1], atol=TOLERANCE)
+
+
+def test_rows_that_wait_are_not_fed_and_touch_no_other(model: LanguageModel) -> None:
+    steps, fed_to_row_1 = CAPACITY_STEP + 4, 0
+    expected = [decode(model, prompt, steps) for prompt in prompts(model)[:3]]
+    for prompt in prompts(model)[:3]:
+        model.join(prompt)
+    for step in range(steps):
+        waiting = {1} if 2 <= step < CAPACITY_STEP else set()  # the capacity grows meanwhile
+        logits = model.step([fed(step), fed(fed_to_row_1), fed(step)], waiting)
+        np.testing.assert_array_equal(logits[0], expected[0][step + 1])
+        np.testing.assert_array_equal(logits[2], expected[2][step + 1])
+        if not waiting:
+            fed_to_row_1 += 1
+            np.testing.assert_array_equal(logits[1], expected[1][fed_to_row_1])
+
+
 def test_logits_have_the_same_bits_in_every_batch(model: LanguageModel) -> None:
     steps = CAPACITY_STEP + 10  # the capacity grows on the way
-    expected = [decode(model, ids, steps) for ids in prompts(model)]
+    expected = [decode(model, prompt, steps) for prompt in prompts(model)]
 
-    for row, ids in enumerate(prompts(model)):
-        np.testing.assert_array_equal(model.join(ids), expected[row][0])
+    for row, prompt in enumerate(prompts(model)):
+        np.testing.assert_array_equal(model.join(prompt), expected[row][0])
     for step in range(steps):
         logits = model.step([fed(step)] * ROWS)
         for row in range(ROWS):
@@ -198,7 +359,7 @@ def test_nan_of_a_former_row_does_not_spread(model: LanguageModel) -> None:
 def test_a_prompt_that_fails_takes_no_row(model: LanguageModel) -> None:
     ids = prompts(model)[2]
     expected = decode(model, ids, 1)
-    beyond = np.array([10**6], np.int32)  # no such row in the embedding table
+    beyond = Prompt(np.array([10**6], np.int32))  # no such row in the embedding table
     with pytest.raises(Exception, match=r"(?i)indices|bounds"):
         model.join(beyond)
     for logits, right in zip(decode(model, ids, 1), expected, strict=True):
@@ -208,13 +369,30 @@ def test_a_prompt_that_fails_takes_no_row(model: LanguageModel) -> None:
 # ---- the graph's metadata -------------------------------------------------------------------------------
 
 
-def test_another_graph_is_refused() -> None:
-    session = ort.InferenceSession(GOLDEN / "campplus_tiny.onnx", providers=["CPUExecutionProvider"])
+def test_another_graph_is_refused(graphs: Graphs) -> None:
+    other = graphs("v1").with_name(TEXT_ENCODER_FILE)
+    session = ort.InferenceSession(other, providers=["CPUExecutionProvider"])
     with pytest.raises(RepositoryError, match=r"no metadata 'cosytriton\.llm'"):
         LanguageModel(session)
+
+
+def test_a_model_without_its_text_encoder_is_refused(graphs: Graphs, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").symlink_to(graphs("v1"))
+    assert not (tmp_path / TEXT_ENCODER_FILE).exists()
+    with pytest.raises(RepositoryError, match=r"text_encoder\.onnx, but none"):
+        LanguageModel.open(tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"sampling": {"top_q": 1}}'])
 def test_metadata_of_another_version_is_refused(text: str) -> None:
     with pytest.raises(RepositoryError, match="Export the model again"):
         LanguageModelSpec.from_json(text)
+
+
+def test_every_field_of_the_metadata_is_needed(graphs: Graphs) -> None:
+    session = ort.InferenceSession(graphs("v2"), providers=["CPUExecutionProvider"])
+    fields = json.loads(session.get_modelmeta().custom_metadata_map[METADATA_KEY])
+    assert LanguageModelSpec.from_json(json.dumps(fields)).mix_ratio == (5, 15)
+    for missing in fields:
+        with pytest.raises(RepositoryError, match=missing):
+            LanguageModelSpec.from_json(json.dumps({k: v for k, v in fields.items() if k != missing}))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import pytest
 
+from cosytriton_ensemble.decoder import Decoder
 from cosytriton_ensemble.errors import (
     CancelledError,
     CosytritonError,
@@ -16,20 +17,26 @@ from cosytriton_ensemble.errors import (
     InputError,
     QueueFullError,
 )
-from cosytriton_ensemble.generation import SpeechRequest
-from cosytriton_ensemble.language_model import LanguageModelSpec, TokenIds
-from cosytriton_ensemble.llm_engine import Decoder, EngineStats, LlmEngine
+from cosytriton_ensemble.families import COSYVOICE2
+from cosytriton_ensemble.generation import FinishReason, SpeechRequest
+from cosytriton_ensemble.llm_engine import EngineStats, LlmEngine
+from cosytriton_ensemble.llm_spec import LanguageModelSpec, Prompt, TokenIds
 from cosytriton_ensemble.sampling import FloatArray, RepetitionAwareSampler
 
 PATIENCE = 20  # seconds; nothing here takes as long unless it hangs
 EOS, FILL = 60, 62
 SPEC = LanguageModelSpec(
+    text_rows=50,
+    text_encoder=False,
     speech_offset=50,
     speech_codes=EOS,
     speech_rows=63,
     sos_id=113,
     task_id=114,
     eos_id=EOS,
+    fill_id=FILL,
+    official_min_length_id=EOS,
+    mix_ratio=(3, 7),
     stop_ids=frozenset({EOS, 61, FILL}),
     layers=0,
     kv_heads=0,
@@ -54,12 +61,19 @@ class FakeModel:
         self.favoured, self.banned = favoured, list(banned)
         self.before_step: Callable[[], object] = lambda: None
 
-    def join(self, ids: TokenIds) -> FloatArray:
-        self.prompts.append(ids.tolist())
-        self.sequences.append(ids.tolist())
+    def prompt_of(self, request: SpeechRequest) -> Prompt:
+        return self.spec.prompt(request.text, request.prompt_speech)
+
+    def join(self, prompt: Prompt) -> FloatArray:
+        self.prompts.append(prompt.ids.tolist())
+        self.sequences.append(prompt.ids.tolist())
         return self._logits(self.sequences[-1])
 
-    def step(self, ids: Sequence[int]) -> FloatArray:
+    def extend(self, row: int, ids: TokenIds) -> FloatArray:
+        raise NotImplementedError  # no text is streamed here
+
+    def step(self, ids: Sequence[int], waiting: Collection[int] = ()) -> FloatArray:
+        assert not waiting
         self.before_step()
         for sequence, new in zip(self.sequences, ids, strict=True):
             sequence.append(new)
@@ -84,6 +98,7 @@ class Recorder:
     def __init__(self, on_token: Callable[[Recorder], object] = lambda _: None) -> None:
         self.tokens: list[int] = []
         self.ends: list[CosytritonError | None] = []
+        self.reason: FinishReason | None = None
         self.gone = False
         self._act = on_token
         self._ended = threading.Event()
@@ -93,8 +108,10 @@ class Recorder:
         self.tokens.append(token)
         self._act(self)
 
-    def on_end(self, error: CosytritonError | None) -> None:
+    def on_end(self, error: CosytritonError | None, reason: FinishReason | None) -> None:
+        assert (error is None) != (reason is None)
         self.ends.append(error)
+        self.reason = reason
         self._ended.set()
 
     def cancelled(self) -> bool:
@@ -119,7 +136,7 @@ def request(index: int = 0, seed: int | None = None, max_tokens: int | None = No
 
 
 def alone(model: Decoder, wanted: SpeechRequest) -> list[int]:
-    with LlmEngine(model) as engine:
+    with LlmEngine(model, COSYVOICE2) as engine:
         return submit(engine, wanted).result()
 
 
@@ -159,27 +176,14 @@ def test_the_prompt_is_laid_out_as_the_model_was_trained() -> None:
     assert model.prompts == [[113, 5, 6, 7, 114, 53, 54]]  # sos, text, task, speech behind the text ids
 
 
-def test_stop_ids_end_the_speech_and_are_not_emitted() -> None:
-    for seed in range(10):
-        assert all(token < EOS for token in alone(FakeModel(banned=()), request(seed=seed)))
-    # Only eos waits for the minimum length: another special id ends the speech at any time.
-    assert alone(FakeModel(favoured=FILL, banned=()), request()) == []
-
-
-def test_eos_is_ruled_out_until_two_tokens_for_each_text_token() -> None:
-    tokens = alone(FakeModel(favoured=EOS), SpeechRequest([1, 2, 3, 4, 5], 2))
-    assert len(tokens) == 6  # the transcript's two tokens do not count
-
-
-def test_speech_without_an_end_is_cut_at_twenty_tokens_for_each_text_token() -> None:
-    endless = [EOS, 61, FILL]
-    assert len(alone(FakeModel(banned=endless), SpeechRequest([1, 2, 3], 2))) == 20
-    assert len(alone(FakeModel(banned=endless), SpeechRequest([1, 2, 3], 2, max_tokens=7))) == 7
-    with LlmEngine(FakeModel(banned=endless), max_tokens=11) as engine:
-        assert len(submit(engine, SpeechRequest([1, 2, 3], 2)).result()) == 11
-    crowded = FakeModel(banned=endless)
-    crowded.max_positions = 5 + 9  # a prompt of five: room for nine tokens
-    assert len(alone(crowded, SpeechRequest([1, 2, 3], 2))) == 9
+def test_the_reason_of_the_end_is_told() -> None:
+    for favoured, reason in ((EOS, "end"), (None, "length")):
+        with LlmEngine(
+            FakeModel(favoured=favoured, banned=[61, FILL] if favoured else [EOS, 61, FILL]), COSYVOICE2
+        ) as engine:
+            recorder = submit(engine, request())
+            assert recorder.result()
+            assert recorder.reason == reason
 
 
 def test_the_seed_decides() -> None:
@@ -187,21 +191,13 @@ def test_the_seed_decides() -> None:
     assert first == again != other
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (SpeechRequest([1, 2], 2), "2 are the reference's transcript"),
-        (SpeechRequest([]), "nothing is left to speak"),
-        (SpeechRequest([1, 2], -1), "nothing is left to speak"),
-        (SpeechRequest([1, 50]), r"text holds the ids \[50\].* 0 to 49"),
-        (SpeechRequest([-1]), r"text holds the ids \[-1\]"),
-        (SpeechRequest([1], 0, [60]), r"prompt speech holds the ids \[60\].* 0 to 59"),
-        (SpeechRequest([1] * 150), "needs 300 speech tokens .* room for 248"),
-    ],
-)
-def test_a_request_that_cannot_be_spoken_is_refused(wrong: SpeechRequest, message: str) -> None:
-    with LlmEngine(FakeModel()) as engine, pytest.raises(InputError, match=message):
-        engine.submit(wrong, Recorder())
+def test_a_request_that_cannot_be_spoken_is_refused() -> None:
+    with LlmEngine(FakeModel(), COSYVOICE2, max_tokens=9) as engine:
+        with pytest.raises(InputError, match="nothing is left to speak"):
+            engine.submit(SpeechRequest([]), Recorder())
+        with pytest.raises(InputError, match="room for 9"):
+            engine.submit(SpeechRequest([1] * 5), Recorder())
+        assert submit(engine, SpeechRequest([1, 2])).result()
 
 
 # ---- many requests --------------------------------------------------------------------------------------
@@ -211,7 +207,7 @@ def test_a_request_that_cannot_be_spoken_is_refused(wrong: SpeechRequest, messag
 def test_requests_together_equal_themselves_alone(rows: int, expected: list[list[int]]) -> None:
     model, submitted = FakeModel(rows), threading.Event()
     model.before_step = lambda: submitted.wait(PATIENCE)
-    with LlmEngine(model) as engine:
+    with LlmEngine(model, COSYVOICE2) as engine:
         recorders = [submit(engine, request(index)) for index in range(8)]
         submitted.set()
         assert [recorder.result() for recorder in recorders] == expected
@@ -222,7 +218,7 @@ def test_requests_together_equal_themselves_alone(rows: int, expected: list[list
 def test_a_request_joins_and_leaves_while_another_one_runs() -> None:
     model = FakeModel(banned=[EOS, 61, FILL])
     late: list[Recorder] = []
-    with LlmEngine(model) as engine:
+    with LlmEngine(model, COSYVOICE2) as engine:
         long = request(1, max_tokens=30)
         short = request(2, max_tokens=6)
         first = submit(engine, long, at(5, lambda _: late.append(submit(engine, short))))
@@ -235,7 +231,7 @@ def test_a_request_joins_and_leaves_while_another_one_runs() -> None:
 def test_stats_count_steps_and_tokens() -> None:
     model = FakeModel()
     seen: list[EngineStats] = []
-    with LlmEngine(model) as engine:
+    with LlmEngine(model, COSYVOICE2) as engine:
         recorders = [
             submit(engine, request(index), lambda _: seen.append(engine.stats())) for index in range(8)
         ]
@@ -250,7 +246,7 @@ def test_stats_count_steps_and_tokens() -> None:
 def test_cancelled_requests_leave_at_once_and_change_no_other(expected: list[list[int]]) -> None:
     model = FakeModel()
     cancelled = {1: 2, 4: 5, 7: 1}  # request -> tokens heard when it goes
-    with LlmEngine(model) as engine:
+    with LlmEngine(model, COSYVOICE2) as engine:
         recorders = [
             submit(engine, request(index), at(cancelled.get(index, -1), leave)) for index in range(8)
         ]
@@ -264,7 +260,7 @@ def test_cancelled_requests_leave_at_once_and_change_no_other(expected: list[lis
 
 def test_a_cancelled_row_takes_part_in_no_further_step() -> None:
     model = FakeModel()
-    with LlmEngine(model) as engine:
+    with LlmEngine(model, COSYVOICE2) as engine:
         assert isinstance(submit(engine, request(), at(3, leave)).error, CancelledError)
     assert model.batches == [1, 1]  # the first token came from the prompt
 
@@ -280,7 +276,7 @@ def test_a_waiting_request_can_be_cancelled() -> None:
         # It is dropped before the very next step, not when its turn would come.
         assert len(waiting.ends) == (len(first.tokens) > 1)
 
-    with LlmEngine(model) as engine:
+    with LlmEngine(model, COSYVOICE2) as engine:
         assert submit(engine, request(), act).result()
         assert isinstance(waiting.error, CancelledError)
     assert len(model.prompts) == 1
@@ -300,7 +296,7 @@ def held() -> Iterator[tuple[FakeModel, threading.Event]]:
 
 def test_a_full_queue_refuses_with_its_numbers(held: tuple[FakeModel, threading.Event]) -> None:
     model, go = held
-    with LlmEngine(model, max_waiting=2) as engine:
+    with LlmEngine(model, COSYVOICE2, max_waiting=2) as engine:
         accepted = [submit(engine, request(index)) for index in range(3)]
         refused = Recorder()
         with pytest.raises(QueueFullError, match="3 at most"):
@@ -322,7 +318,7 @@ def test_a_failing_step_ends_the_active_requests_only(expected: list[list[int]])
             fail()
 
     model.before_step = before_step
-    with LlmEngine(model) as engine:
+    with LlmEngine(model, COSYVOICE2) as engine:
         recorders = [submit(engine, request(0)) for _ in range(2)]
         waiting = submit(engine, request(3))
         submitted.set()
@@ -338,8 +334,8 @@ def test_a_failing_prompt_ends_its_own_request_only(
 ) -> None:
     model = FakeModel()
     join = model.join
-    monkeypatch.setattr(model, "join", lambda ids: fail() if len(model.prompts) == 2 else join(ids))
-    with LlmEngine(model) as engine:
+    monkeypatch.setattr(model, "join", lambda prompt: fail() if len(model.prompts) == 2 else join(prompt))
+    with LlmEngine(model, COSYVOICE2) as engine:
         first, second, third = (submit(engine, request(index)) for index in range(3))
         assert isinstance(third.error, GenerationError)
         assert (first.result(), second.result()) == (expected[0], expected[1])
@@ -350,14 +346,14 @@ def test_a_row_of_nan_is_an_error_of_its_own_request(
 ) -> None:
     model = FakeModel()
     logits = model._logits
-    poisoned = model.spec.prompt(request(2).text, request(2).prompt_speech).tolist()
+    poisoned = model.prompt_of(request(2)).ids.tolist()
 
     def broken(sequence: list[int]) -> FloatArray:
         bad = sequence[: len(poisoned)] == poisoned and len(sequence) == len(poisoned) + 3
         return logits(sequence) * np.float32("nan" if bad else 1)
 
     monkeypatch.setattr(model, "_logits", broken)
-    with LlmEngine(model) as engine:
+    with LlmEngine(model, COSYVOICE2) as engine:
         recorders = [submit(engine, request(index)) for index in range(4)]
         assert isinstance(recorders[2].error, GenerationError)
         assert "nan" in str(recorders[2].error)
@@ -366,7 +362,7 @@ def test_a_row_of_nan_is_an_error_of_its_own_request(
 
 
 def test_a_failing_listener_ends_its_own_request_only(expected: list[list[int]]) -> None:
-    with LlmEngine(FakeModel()) as engine:
+    with LlmEngine(FakeModel(), COSYVOICE2) as engine:
         recorders = [submit(engine, request(0)), submit(engine, request(1), at(2, fail)), Recorder()]
         recorders[2].cancelled = fail  # type: ignore[assignment, method-assign]
         engine.submit(request(2), recorders[2])
@@ -385,7 +381,7 @@ def accepts(engine: LlmEngine) -> bool:
 
 def test_closing_fails_what_is_active_or_waiting(held: tuple[FakeModel, threading.Event]) -> None:
     model, go = held
-    engine = LlmEngine(model)
+    engine = LlmEngine(model, COSYVOICE2)
     recorders = [submit(engine, request(index)) for index in range(3)]
     closing = threading.Thread(target=engine.close)
     closing.start()

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from safetensors.numpy import load_file
 
 from cosytriton_ensemble.sampling import RepetitionAwareSampler, SamplingError, seeded_uniform
 
-GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "ras.safetensors")
 CASES = 16
 VOCABULARY = 6564  # of CosyVoice 2
 SECONDS_PER_TOKEN = 1e-3  # the sampler must vanish beside a step of the language model
 
 SAMPLER = RepetitionAwareSampler()
 
+Draw = dict[str, npt.NDArray[Any]]
+
+
+@pytest.fixture(scope="module")
+def draws(golden: Callable[[str], Draw]) -> list[Draw]:
+    """The inputs and results of the official sampler's draws."""
+    tensors = golden("ras")
+    names = [f"ras{case:02}." for case in range(CASES)]
+    return [{k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)} for name in names]
+
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_official_draws(case: int) -> None:
-    golden = {key[6:]: value for key, value in GOLDEN.items() if key.startswith(f"ras{case:02}.")}
+def test_official_draws(case: int, draws: list[Draw]) -> None:
+    golden = draws[case]
     logits = golden["logp_in"]
     untouched = logits.copy()
     recorded = iter(golden["u"].tolist())
@@ -34,9 +44,9 @@ def test_official_draws(case: int) -> None:
 
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_official_nucleus(case: int) -> None:
-    nucleus = SAMPLER.nucleus(np.exp(GOLDEN[f"ras{case:02}.logp_in"]))
-    assert len(nucleus) == GOLDEN[f"ras{case:02}.nucleus_size"]
+def test_official_nucleus(case: int, draws: list[Draw]) -> None:
+    nucleus = SAMPLER.nucleus(np.exp(draws[case]["logp_in"]))
+    assert len(nucleus) == draws[case]["nucleus_size"]
 
 
 def test_the_nucleus_is_that_of_a_full_stable_sort() -> None:

@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from cosytriton_ensemble.errors import RepositoryError
-from cosytriton_ensemble.pipeline import ENSEMBLES, FLOW, NATIVE_STAGES, SPEAKER_EMBEDDING, TTS, VOCODER
+from cosytriton_ensemble.families import COSYVOICE2
+from cosytriton_ensemble.pipeline import PIPELINES, pipeline_of
 from cosytriton_ensemble.spec import Dim, Ensemble, Stage, Step, Tensor
+
+SPEAKER_EMBEDDING = pipeline_of(COSYVOICE2).speaker_embedding
+VOICE_ENCODER = pipeline_of(COSYVOICE2).voice_encoder
+NATIVE_STAGES = {f"{name}, {s.name}": s for name, p in PIPELINES.items() for s in p.native_stages}
 
 LENGTH = Dim("length", 2, 10, 40, step=8)
 DOUBLE = LENGTH.times(2, "double")
@@ -50,20 +55,13 @@ def test_sample_is_seeded_ragged_and_within_its_counts() -> None:
     assert counts.max() <= LENGTH.opt
 
 
-@pytest.mark.parametrize("stage", NATIVE_STAGES, ids=lambda s: s.name)
+@pytest.mark.parametrize("stage", NATIVE_STAGES.values(), ids=list(NATIVE_STAGES))
 def test_every_native_stage_has_a_sample_that_fits_its_profile(stage: Stage) -> None:
     profile = stage.profile()
     for size in ("min", "opt", "max"):
         for name, array in stage.sample(size).items():
             low, high = profile[name]["min"], profile[name]["max"]
             assert all(a <= b <= c for a, b, c in zip(low, array.shape, high, strict=True))
-
-
-def test_shapes_of_the_family_follow_from_one_another() -> None:
-    """CosyVoice 2: 25 tokens/s, 50 mel frames/s, 24 kHz."""
-    sizes = VOCODER.dims()
-    assert FLOW.dims()["frames"].max == 2 * FLOW.dims()["tokens"].max
-    assert sizes["samples"].max == 960 * FLOW.dims()["tokens"].max == 60 * 24_000
 
 
 def _rewired(ensemble: Ensemble, index: int, inputs: Mapping[str, Any]) -> Ensemble:
@@ -75,16 +73,18 @@ def _rewired(ensemble: Ensemble, index: int, inputs: Mapping[str, Any]) -> Ensem
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"tokens": "nothing"}, "'tokens' is fed by no earlier step"),
-        ({"tokens": "token_count"}, "'tokens' wants INT32"),
-        ({"tokens": "prompt_mel"}, "but 'prompt_mel' is FP32"),
-        ({"tempo": "tokens"}, "unknown inputs .'tempo'."),
+        ({"waveform_16k": "nothing"}, "'waveform_16k' is fed by no earlier step"),
+        ({"waveform_16k": "prompt_tokens"}, "'waveform_16k' is fed by no earlier step"),  # its own output
+        ({"waveform_16k": "sample_count_16k"}, "'waveform_16k' wants FP32 .samples_16k."),
+        ({"waveform_16k": "speaker_embedding"}, "but 'speaker_embedding' is FP32 .192."),
+        ({"sample_count_16k": "waveform_16k"}, "but 'waveform_16k' is FP32"),
+        ({"tempo": "waveform_16k"}, "unknown inputs .'tempo'."),
     ],
 )
 def test_wrong_wiring_is_refused_with_its_place(inputs: Mapping[str, Any], message: str) -> None:
-    flow_step = [step.stage for step in TTS.steps].index(FLOW)
-    with pytest.raises(RepositoryError, match=message):
-        _rewired(TTS, flow_step, inputs)
+    step = [step.stage.name for step in VOICE_ENCODER.steps].index("audio_tokenizer")
+    with pytest.raises(RepositoryError, match=f"ensemble 'voice_encoder': step 'audio_tokenizer'.*{message}"):
+        _rewired(VOICE_ENCODER, step, inputs)
 
 
 def test_a_step_must_not_lack_an_input() -> None:
@@ -97,12 +97,20 @@ def test_a_step_must_not_lack_an_input() -> None:
         )
 
 
+def test_a_step_may_leave_an_optional_input_out() -> None:
+    seed = Tensor("seed", "INT64", (1,), optional=True)
+    stage = replace(ECHO, inputs=(*ECHO.inputs, seed))
+    wired = {tensor.name: tensor.name for tensor in ECHO.inputs}
+    Ensemble("e", ECHO.inputs, ECHO.outputs, (Step(stage, wired, {"y": "y"}),))
+
+
 def test_a_tensor_that_nobody_uses_is_refused_as_triton_would() -> None:
-    with pytest.raises(RepositoryError, match="nobody uses .'sample_count'."):
-        replace(TTS, outputs=tuple(t for t in TTS.outputs if t.name != "sample_count"))
+    with pytest.raises(RepositoryError, match="nobody uses .'checkpoint'."):
+        replace(VOICE_ENCODER, outputs=tuple(t for t in VOICE_ENCODER.outputs if t.name != "checkpoint"))
 
 
 def test_every_ensemble_output_is_made_by_a_step() -> None:
-    for ensemble in ENSEMBLES:
-        made = {name for step in ensemble.steps for name in step.outputs.values()}
-        assert {t.name for t in ensemble.outputs} <= made
+    for pipeline in PIPELINES.values():
+        for ensemble in pipeline.ensembles:
+            made = {name for step in ensemble.steps for name in step.outputs.values()}
+            assert {t.name for t in ensemble.outputs} <= made

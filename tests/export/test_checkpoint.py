@@ -11,14 +11,14 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from torch import nn
 
-from cosytriton_ensemble.pipeline import COSYVOICE2
-from cosytriton_export.checkpoint import FILES, Checkpoint
+from cosytriton_ensemble.families import COSYVOICE1, COSYVOICE2, COSYVOICE3, FAMILIES, Family
+from cosytriton_export.checkpoint import Checkpoint
 from cosytriton_export.errors import CheckpointError
-from cosytriton_export.weights import fold_weight_norm, load_weights
+from cosytriton_export.layout import LAYOUTS, SPEAKERS, TEXT_MODEL
+from cosytriton_export.writer import write_checkpoint
 
-NORM_TOLERANCE = 1e-6
+FILES = LAYOUTS[COSYVOICE2.name].files
 
 
 @pytest.fixture
@@ -27,13 +27,44 @@ def directory(tiny_checkpoint: Checkpoint, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_checkpoint.path, tmp_path / "copy"))
 
 
-def test_an_opened_checkpoint_gives_configuration_and_weights(tiny_checkpoint: Checkpoint) -> None:
-    assert tiny_checkpoint.family is COSYVOICE2
-    assert tiny_checkpoint.untrained
-    assert tiny_checkpoint.config["llm"]["speech_token_size"] == COSYVOICE2.speech_codes
-    hidden = tiny_checkpoint.qwen_config["hidden_size"]
-    assert tiny_checkpoint.state("llm")["speech_embedding.weight"].shape == (6564, hidden)
-    assert tiny_checkpoint.onnx("campplus").graph.input[0].name == "input"
+@pytest.fixture(scope="module", params=FAMILIES.values(), ids=list(FAMILIES))
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A tiny checkpoint of each family. Copy its directory before you change a file."""
+    return write_checkpoint(tmp_path_factory.mktemp("written") / "checkpoint", family=request.param)
+
+
+def test_an_opened_checkpoint_gives_configuration_and_weights(written: Checkpoint) -> None:
+    family = written.family
+    assert (written.path / family.config_file).is_file()
+    assert written.untrained
+    assert written.config["llm"]["speech_token_size"] == family.speech_codes
+    rows = {COSYVOICE1: 4096, COSYVOICE2: 6564, COSYVOICE3: 6761}[family]
+    width = written.config["llm_input_size"]
+    assert written.state("llm")["speech_embedding.weight"].shape == (rows, width)
+    assert written.onnx("campplus").graph.input[0].name == "input"
+    assert [node.name for node in written.onnx("speech_tokenizer").graph.input] == ["feats", "feats_length"]
+
+
+@pytest.mark.parametrize("family", [COSYVOICE1, COSYVOICE2, COSYVOICE3], ids=lambda family: family.name)
+def test_a_checkpoint_has_the_official_file_names(family: Family) -> None:
+    number = {COSYVOICE1: 1, COSYVOICE2: 2, COSYVOICE3: 3}[family]
+    files = LAYOUTS[family.name].files
+    assert f"speech_tokenizer_v{number}.onnx" in files
+    assert any(name.startswith(TEXT_MODEL) for name in files) == (number > 1)
+
+
+def test_only_families_with_qwen_have_its_sizes(written: Checkpoint) -> None:
+    if written.family is COSYVOICE1:
+        with pytest.raises(CheckpointError, match="CosyVoice-300M has no Qwen2 directory"):
+            _ = written.qwen_config
+    else:
+        assert written.qwen_config["hidden_size"] == written.config["llm_input_size"]
+
+
+def test_the_official_order_decides_between_two_configurations(written: Checkpoint, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(written.path, tmp_path / "copy"))
+    (copy / "cosyvoice3.yaml").touch()
+    assert Checkpoint.open(copy).family is written.family
 
 
 def test_the_demo_voice_opens_and_is_trained(demo_checkpoint: Checkpoint) -> None:
@@ -50,19 +81,10 @@ def test_the_digest_changes_with_any_file(directory: Path, tiny_checkpoint: Chec
         assert Checkpoint.open(directory).digest != before
 
 
-def test_weight_norm_is_folded_in_both_key_layouts() -> None:
-    layer = nn.utils.parametrizations.weight_norm(nn.ConvTranspose1d(3, 5, 4))
-    layer.parametrizations.weight.original0.data.uniform_(0.5, 2)
-    new = {f"up.{key}": value for key, value in layer.state_dict().items()}
-    old = {
-        "up.bias": new["up.bias"],
-        "up.weight_g": new["up.parametrizations.weight.original0"],
-        "up.weight_v": new["up.parametrizations.weight.original1"],
-    }
-    for state in (new, old):
-        folded = fold_weight_norm(state)
-        assert sorted(folded) == ["up.bias", "up.weight"]
-        torch.testing.assert_close(folded["up.weight"], layer.weight, atol=NORM_TOLERANCE, rtol=0)
+def test_the_digest_covers_the_speakers(directory: Path) -> None:
+    before = Checkpoint.open(directory).digest
+    (directory / SPEAKERS).unlink()
+    assert Checkpoint.open(directory).digest != before
 
 
 def test_a_vocoder_from_adversarial_training_loses_its_prefix(directory: Path) -> None:
@@ -135,17 +157,51 @@ def test_half_precision_is_read_as_float32(directory: Path) -> None:
 
 
 def test_a_directory_without_configuration_says_what_is_known(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is no CosyVoice checkpoint.*cosyvoice2\.yaml"):
+    with pytest.raises(
+        CheckpointError, match=r"is no CosyVoice checkpoint.*cosyvoice\.yaml.*2\.yaml.*3\.yaml"
+    ):
         Checkpoint.open(tmp_path)
     with pytest.raises(CheckpointError, match="is no directory"):
         Checkpoint.open(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", ["cosyvoice.yaml", "cosyvoice3.yaml"])
-def test_other_families_are_recognised_and_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("a: 1")
-    with pytest.raises(CheckpointError, match=rf"holds {name}.*not supported yet.*cosyvoice2"):
-        Checkpoint.open(tmp_path)
+def test_a_configuration_under_the_name_of_another_family_is_refused(directory: Path) -> None:
+    """The first release of CosyVoice 2 called its file cosyvoice.yaml."""
+    (directory / "cosyvoice2.yaml").rename(directory / "cosyvoice.yaml")
+    (directory / "speech_tokenizer_v1.onnx").write_bytes(b"x")
+    with pytest.raises(
+        CheckpointError,
+        match=r"cosyvoice\.yaml: its classes .*Qwen2LM.* those of CosyVoice2-0\.5B: name .* cosyvoice2\.yaml",
+    ):
+        Checkpoint.open(directory)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("llm.Qwen2LM", "llm.OtherLM", "classes cosyvoice.llm.llm.OtherLM.* do not fit its name.*Qwen2LM"),
+        (
+            "input_frame_rate: !ref <token_frame_rate>",
+            "input_frame_rate: 50",
+            "input_frame_rate: 50 is given",
+        ),
+        (
+            "sample_rate: 24000",
+            "sample_rate: 22050",
+            "sample_rate: 22050 is given, CosyVoice2-0.5B has 24000",
+        ),
+        ("hift: !new", "hifi: !new", "there is no key 'hift'"),
+    ],
+)
+def test_a_configuration_that_is_not_of_its_family_is_refused(
+    directory: Path, old: str, new: str, message: str
+) -> None:
+    path = directory / "cosyvoice2.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(directory)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -196,23 +252,3 @@ def test_an_onnx_file_never_leads_to_another_file(directory: Path) -> None:
     onnx.save_model(model, path, save_as_external_data=True, location="elsewhere", size_threshold=0)
     with pytest.raises(CheckpointError, match="keeps weights in another file"):
         Checkpoint.open(directory).onnx("campplus")
-
-
-def test_foreign_weights_are_refused_with_their_keys() -> None:
-    module = nn.Sequential(nn.Linear(2, 3))
-    state = {"0.weight": torch.ones(3, 4), "1.gamma": torch.ones(1)}
-    with pytest.raises(
-        CheckpointError,
-        match=r"x\.pt does not fit.*unknown keys: 1\.gamma; missing keys: 0\.bias; "
-        r"wrong shapes: 0\.weight \[3, 4\] instead of \[3, 2\]",
-    ):
-        load_weights(module, state, "x.pt")
-
-
-def test_unused_keys_are_the_ones_that_are_declared() -> None:
-    module = nn.Linear(2, 3)
-    state = dict(nn.Linear(2, 3).state_dict()) | {"extra": torch.ones(1)}
-    load_weights(module, state, "x.pt", unused=["extra"])
-    torch.testing.assert_close(module.weight.data, state["weight"])
-    with pytest.raises(CheckpointError, match="unknown keys: extra"):
-        load_weights(module, state, "x.pt")

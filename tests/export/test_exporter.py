@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from torch import nn
 
-from cosytriton_ensemble.pipeline import NATIVE_STAGES, PROMPT_MEL_STAGE
-from cosytriton_ensemble.repository import artifacts, check_repository
-from cosytriton_ensemble.spec import Array, Feed, Size, Stage
+from cosytriton_ensemble.families import COSYVOICE1, COSYVOICE2, FAMILIES, Family
+from cosytriton_ensemble.pipeline import pipeline_of
+from cosytriton_ensemble.registry import VoiceFolder
+from cosytriton_ensemble.repository import SPEAKERS, artifacts, check_repository, checkpoint_of
+from cosytriton_ensemble.spec import Array, Stage
 from cosytriton_export import exporter
 from cosytriton_export.checkpoint import Checkpoint
-from cosytriton_export.commands import EXPORT, WRITE
 from cosytriton_export.errors import CheckpointError, ExportError
 from cosytriton_export.exporter import export_checkpoint
-from cosytriton_export.parity import SIZES, ParityRow, Reference, format_table, measure, stage_reference
+from cosytriton_export.parity import Reference, stage_reference
+from cosytriton_export.speakers import read_speakers
+from cosytriton_export.tokenizer import build_tokenizer
 
-CHEAP = PROMPT_MEL_STAGE.name  # the stage that exports fastest
+PIPELINE = pipeline_of(COSYVOICE2)
+CHEAP = PIPELINE.prompt_mel.name  # the stage that exports fastest
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+Checkpoints = Callable[[Family], Checkpoint]
+Repositories = Callable[[Family], Path]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -32,22 +38,30 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
-def test_the_repository_is_complete(tiny_repository: Path) -> None:
-    check_repository(tiny_repository)
-    assert not list(tiny_repository.rglob(".export*"))
-
-
-@pytest.mark.parametrize("model", artifacts())
-def test_a_manifest_says_what_an_artifact_was_made_from(
-    tiny_repository: Path, tiny_checkpoint: Checkpoint, model: str
+@EVERY_FAMILY
+def test_the_repository_is_complete(
+    repositories: Repositories, checkpoints: Checkpoints, family: Family
 ) -> None:
-    folder = tiny_repository / model / "1"
+    check_repository(repositories(family))
+    assert checkpoint_of(repositories(family)) == f"{family.name}:{checkpoints(family).digest}"
+    assert not list(repositories(family).rglob(".export*"))
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("model", artifacts(PIPELINE))
+def test_a_manifest_says_what_an_artifact_was_made_from(
+    repositories: Repositories, checkpoints: Checkpoints, family: Family, model: str
+) -> None:
+    folder, name = repositories(family) / model / "1", artifacts(pipeline_of(family))[model]
     manifest = json.loads((folder / "manifest.json").read_text())
-    name = artifacts()[model]
+    files = {name, "text_encoder.onnx"} if (family, model) == (COSYVOICE1, "speech_lm") else {name}
     assert manifest["stage"] == model
-    assert manifest["sha256"] == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest()}
-    assert manifest["checkpoint"] == tiny_checkpoint.digest
-    assert manifest["family"] == "cosyvoice2"
+    assert manifest["artifact"] == name
+    assert manifest["sha256"] == {
+        file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in files
+    }
+    assert manifest["checkpoint"] == checkpoints(family).digest
+    assert manifest["family"] == family.name
     assert manifest["untrained"] is True
     assert manifest["precision"] == "fp32"
     assert set(manifest["tools"]) >= {"torch", "onnx", "onnxruntime"}
@@ -58,11 +72,47 @@ def test_a_manifest_says_what_an_artifact_was_made_from(
         assert max(manifest["errors"].values()) <= max(manifest["tolerance"], 1e-3)
 
 
-@pytest.mark.parametrize("stage", NATIVE_STAGES, ids=lambda stage: stage.name)
-def test_a_graph_has_the_declared_inputs_and_outputs(tiny_repository: Path, stage: Stage) -> None:
-    graph = onnx.load(tiny_repository / stage.name / "1" / "model.onnx").graph
+@EVERY_FAMILY
+@pytest.mark.parametrize("name", [stage.name for stage in PIPELINE.native_stages])
+def test_a_graph_has_the_declared_inputs_and_outputs(
+    repositories: Repositories, family: Family, name: str
+) -> None:
+    stage = next(stage for stage in pipeline_of(family).native_stages if stage.name == name)
+    graph = onnx.load(repositories(family) / name / "1" / "model.onnx").graph
     assert [value.name for value in graph.input] == [tensor.name for tensor in stage.inputs]
     assert [value.name for value in graph.output] == [tensor.name for tensor in stage.outputs]
+
+
+@EVERY_FAMILY
+def test_the_checkpoints_own_speakers_are_voices_of_the_server(
+    checkpoints: Checkpoints, tmp_path: Path, family: Family
+) -> None:
+    checkpoint = checkpoints(family)
+    (row,) = export_checkpoint(checkpoint, tmp_path, ["tts"])
+    assert (row.opset, row.errors) == (None, {})
+    file, identity = tmp_path / "tts" / "1" / SPEAKERS, f"{family.name}:{checkpoint.digest}"
+    voices = VoiceFolder(tmp_path / "none", identity, file)
+    assert voices.names() == ["中文女", "英文女"]
+    bare, whole = (voices.get(name).checked(family) for name in ("中文女", "英文女"))
+    assert not bare.has_reference
+    assert not np.array_equal(bare.speaker, whole.speaker)
+    assert whole.has_reference == (family is not COSYVOICE1)
+    if whole.has_reference:
+        assert whole.mel.shape == (family.frames(len(whole.tokens)), 80)
+        ids = build_tokenizer(checkpoint).encode(whole.transcript, add_special_tokens=False).ids
+        assert ids == read_speakers(checkpoint)["英文女"].prompt_text_ids.tolist()
+
+
+def test_a_checkpoint_without_speakers_has_a_file_without_voices(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(checkpoints(COSYVOICE1).path, tmp_path / "copy"))
+    (path / "spk2info.pt").unlink()
+    export_checkpoint(Checkpoint.open(path), tmp_path / "new", ["tts"])
+    assert (
+        VoiceFolder(tmp_path / "none", "cosyvoice1:ab", tmp_path / "new" / "tts" / "1" / SPEAKERS).names()
+        == []
+    )
 
 
 def test_equal_checkpoints_give_equal_artifacts(
@@ -74,12 +124,52 @@ def test_equal_checkpoints_give_equal_artifacts(
         assert new == {name: old[name] for name in new}
 
 
-def test_large_weights_of_a_replaced_graph_are_removed(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
-    folder = tmp_path / CHEAP / "1"
+def draft_of(folder: Path, *names: str) -> Path:
+    """A stage's new files, as they wait to be published."""
     folder.mkdir(parents=True)
-    (folder / "model.onnx.data").write_bytes(b"weights of a larger model")
-    export_checkpoint(tiny_checkpoint, tmp_path, [CHEAP])
-    assert sorted(contents(folder)) == ["manifest.json", "model.onnx"]
+    for name in names:
+        (folder / name).write_text(f"new {name}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "left"),
+    [
+        ("model.onnx model.onnx.data", "model.onnx", "manifest.json model.onnx"),  # it was larger
+        ("model.onnx text_encoder.onnx", "model.onnx", "manifest.json model.onnx"),  # it was v1's
+        (
+            "model.onnx text_encoder.onnx text_encoder.onnx.data",
+            "model.onnx model.onnx.data",
+            "manifest.json model.onnx model.onnx.data",
+        ),
+        ("model.onnx", "model.onnx text_encoder.onnx", "manifest.json model.onnx text_encoder.onnx"),
+        ("model.py .gitkeep", "model.onnx", ".gitkeep manifest.json model.onnx model.py"),
+    ],
+)
+def test_nothing_of_a_replaced_model_is_left(tmp_path: Path, old: str, new: str, left: str) -> None:
+    place = tmp_path / "speech_lm" / "1"
+    place.mkdir(parents=True)
+    for name in [*old.split(), "manifest.json"]:
+        (place / name).write_text("old")
+    written = [*new.split(), "manifest.json"]
+    exporter._publish(draft_of(tmp_path / "draft", *written), place)
+    assert sorted(contents(place)) == left.split()
+    assert all((place / name).read_text() == f"new {name}" for name in written)
+
+
+def test_the_manifest_is_published_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the weights before their graph: what is not whole never looks so."""
+    moved: list[str] = []
+    replace = Path.replace
+
+    def follow(file: Path, target: Path) -> Path:
+        moved.append(file.name)
+        return replace(file, target)
+
+    monkeypatch.setattr(Path, "replace", follow)
+    draft = draft_of(tmp_path / "draft", "model.onnx", "manifest.json", "model.onnx.data")
+    exporter._publish(draft, tmp_path / "place")
+    assert moved == ["model.onnx.data", "model.onnx", "manifest.json"]
 
 
 def test_a_failed_export_leaves_the_old_artifacts(
@@ -125,34 +215,6 @@ def test_a_stage_beyond_its_tolerance_is_refused_and_not_published(
     assert not contents(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda mel, count: (mel, count + 1), "output 'prompt_frame_count'.* differs"),
-        (lambda mel, count: (mel * np.float32("nan"), count), "output 'prompt_mel'.* is not finite"),
-        (lambda mel, count: (mel[:, :-1], count), r"output 'prompt_mel'.* PyTorch gives float32"),
-    ],
-)
-def test_parity_names_what_differs(tiny_repository: Path, change: object, message: str) -> None:
-    feed = PROMPT_MEL_STAGE.sample("min")
-    path = tiny_repository / CHEAP / "1" / "model.onnx"
-    kept: list[tuple[Array, ...]] = []
-
-    def reference(given: Feed) -> tuple[Array, ...]:
-        kept.append(tuple(ort.InferenceSession(path).run(None, given)))
-        return kept[-1]
-
-    assert measure(path, reference, {("min", 1): feed}, 0) == {("min", 1): 0}
-    with pytest.raises(ExportError, match=message):
-        measure(path, lambda _: change(*kept[0]), {("min", 1): feed}, 1e-4)  # type: ignore[operator]
-
-
-def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.onnx").write_bytes(b"no graph")
-    with pytest.raises(ExportError, match="ONNX Runtime refuses the graph"):
-        measure(tmp_path / "model.onnx", lambda _: [], {}, 0)
-
-
 def test_an_unknown_stage_is_refused_with_the_known_ones(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"unknown stages nonsense; known are .*vocoder.*speech_lm"):
         export_checkpoint(tiny_checkpoint, tmp_path / "new", ["flow", "nonsense"])
@@ -178,36 +240,3 @@ def test_an_impossible_configuration_is_refused(
     (path / "cosyvoice2.yaml").write_text(text.replace(old, new))
     with pytest.raises(error):
         export_checkpoint(Checkpoint.open(path), tmp_path / "repository", ["flow"])
-
-
-def test_the_table_shows_errors_and_that_weights_are_untrained() -> None:
-    errors: dict[tuple[Size, int], float] = {(size, batch): 1e-6 for size in SIZES for batch in (1, 3)}
-    rows = [ParityRow("flow", 18, 2.5, 1e-4, errors), ParityRow("text_frontend", None, 0.1, 0, {})]
-    table = format_table(rows, untrained=True)
-    assert "| flow          | 18    | 2.5 | 1.0e-06 / 1.0e-06 |" in table
-    assert table.endswith("untrained: its sound is noise")
-    assert "untrained" not in format_table(rows, untrained=False)
-
-
-def test_the_commands_write_and_export_a_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command, arguments in (
-        (WRITE, [str(tmp_path / "checkpoint"), "--seed", "3"]),
-        (
-            EXPORT,
-            [
-                str(tmp_path / "checkpoint"),
-                "--repository",
-                str(tmp_path / "out"),
-                "--stages",
-                "text_frontend",
-            ],
-        ),
-    ):
-        parser = argparse.ArgumentParser()
-        command.arguments(parser)
-        assert command.run(parser.parse_args(arguments)) == 0
-    assert capsys.readouterr().out.count("its sound is noise") == 2
-    assert (tmp_path / "out" / "text_frontend" / "1" / "tokenizer.json").is_file()
-    assert (tmp_path / "out" / "flow" / "config.pbtxt").is_file()

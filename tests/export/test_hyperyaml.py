@@ -28,6 +28,22 @@ def test_the_official_file_gives_plain_sizes() -> None:
     assert config["data_pipeline"][0].tag == "!name:cosyvoice.dataset.processor.parquet_opener"
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "rate", "hop"),
+    [
+        ("cosyvoice", "TransformerLM", 22_050, 256),
+        ("cosyvoice2", "Qwen2LM", 24_000, 480),
+        ("cosyvoice3", "CosyVoice3LM", 24_000, 480),
+    ],
+)
+def test_the_files_of_all_families_can_be_read(name: str, model: str, rate: int, hop: int) -> None:
+    config = load_hyperyaml(GOLDEN / f"{name}_tiny.yaml")
+    assert config["llm"].tag == f"!new:cosyvoice.llm.llm.{model}"
+    assert config["hift"]["sampling_rate"] == rate  # !ref <sample_rate>
+    assert config["feat_extractor"]["hop_size"] == hop
+    assert config["llm"]["sampling"]["top_p"] == 0.8
+
+
 def test_a_construct_is_data_and_is_never_run(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     config = parse(tmp_path, f"x: !apply:os.system ['touch {victim}']\ny: !new:pathlib.Path\n  z: 1")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
+import hashlib
 import itertools
 import json
 import shutil
@@ -11,12 +13,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from cosytriton_ensemble.families import FAMILIES
+from cosytriton_export.byte_level import byte_symbols
 from cosytriton_export.checkpoint import Checkpoint
 from cosytriton_export.errors import CheckpointError
+from cosytriton_export.special_tokens import COSYVOICE2, COSYVOICE3, SPECIAL_TOKENS
 from cosytriton_export.tokenizer import (
-    SPECIAL_TOKENS,
     build_tokenizer,
-    byte_symbols,
     save_tokenizer,
     tokenizer_from_files,
     write_tokenizer_files,
@@ -65,11 +68,11 @@ def test_special_tokens_are_single_ids_that_continue_the_vocabulary(
     tokenizer: Tokenizer, tiny_checkpoint: Checkpoint
 ) -> None:
     vocabulary = json.loads((tiny_checkpoint.path / "CosyVoice-BlankEN" / "vocab.json").read_text())
-    for number, token in enumerate(SPECIAL_TOKENS, len(vocabulary)):
+    for number, token in enumerate(COSYVOICE2, len(vocabulary)):
         assert ids(tokenizer, token) == [number]
     mixed = ids(tokenizer, "so[laughter]<strong>a</strong><|endofprompt|>")
     assert [i for i in mixed if i >= len(vocabulary)] == [
-        len(vocabulary) + SPECIAL_TOKENS.index(token)
+        len(vocabulary) + COSYVOICE2.index(token)
         for token in ("[laughter]", "<strong>", "</strong>", "<|endofprompt|>")
     ]
 
@@ -83,8 +86,37 @@ def test_the_demo_voice_has_one_id_for_a_word(demo_checkpoint: Checkpoint) -> No
 def test_the_saved_file_gives_the_same_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
     loaded = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    for text in (*TEXTS, *SPECIAL_TOKENS):
+    for text in (*TEXTS, *COSYVOICE2):
         assert ids(loaded, text) == ids(tokenizer, text)
+
+
+@pytest.mark.parametrize(
+    ("family", "digest"),
+    [
+        ("cosyvoice2", "794180510cdf0adbabe8150bb588c79cf91f9261bc11059adbdfb34efffba8e3"),
+        ("cosyvoice3", "4d5267643001673d742c7033834779c1e24f936caaf7a9ce850807222ee94b91"),
+    ],
+)
+def test_the_order_of_the_special_tokens_is_the_official_one(family: str, digest: str) -> None:
+    """SHA-256 over the list in the official tokenizer class, one token a line."""
+    assert hashlib.sha256("\n".join(SPECIAL_TOKENS[family][1:]).encode()).hexdigest() == digest
+
+
+def test_version_3_continues_the_special_tokens_of_version_2(tmp_path: Path) -> None:
+    count = write_tokenizer_files(tmp_path, [("t", "h")], "cosyvoice3")
+    tokenizer = tokenizer_from_files(tmp_path, "cosyvoice3")
+    assert count == len(tokenizer.get_vocab()) == 257 + len(COSYVOICE3)
+    assert ids(tokenizer, "th<|endofsystem|>[AA]a[ǎo]b[ǜ]") == [
+        *(256, 257 + 20, 257 + 21, ids(tokenizer, "a")[0]),
+        *(257 + COSYVOICE3.index("[ǎo]"), ids(tokenizer, "b")[0], count - 1),
+    ]
+    assert len(ids(tokenizer_from_files(tmp_path), "[AA]")) == 4  # version 2 reads it letter by letter
+
+
+def test_the_family_of_a_checkpoint_decides(tiny_checkpoint: Checkpoint) -> None:
+    family = dataclasses.replace(tiny_checkpoint, family=FAMILIES["cosyvoice3"])
+    with pytest.raises(CheckpointError, match=r"the tokenizer has \d+ ids, but config.json allows"):
+        build_tokenizer(family)
 
 
 def test_ids_are_those_of_another_implementation_on_the_full_vocabulary(tmp_path: Path) -> None:
@@ -99,6 +131,9 @@ def test_ids_are_those_of_another_implementation_on_the_full_vocabulary(tmp_path
     for text in TEXTS:
         assert ids(tokenizer, text) == reference.encode(text), text
     assert ids(tokenizer, "<|endoftext|><|im_end|>[breath]") == [151_643, 151_645, 151_647]
+    assert ids(tokenizer, "<|endofprompt|>") == [151_646]
+    third = tokenizer_from_files(tmp_path, "cosyvoice3")
+    assert ids(third, "<|endofprompt|>[mn]<|endofsystem|>[AA]") == [151_646, 151_662, 151_663, 151_664]
 
 
 def _write_ranks(directory: Path, ranks: dict[bytes, int]) -> None:

@@ -2,113 +2,131 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import lzma
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from cosytriton_ensemble.language_model import LanguageModel
-from cosytriton_ensemble.pipeline import COSYVOICE2
-from cosytriton_ensemble.sampling import seeded_uniform
-from cosytriton_ensemble.spec import Array, Feed
+from cosytriton_ensemble.families import COSYVOICE1, COSYVOICE2, COSYVOICE3, FAMILIES, Family
+from cosytriton_ensemble.sampling import RepetitionAwareSampler, seeded_uniform
 from cosytriton_export.checkpoint import Checkpoint
 from cosytriton_export.errors import ExportError
-from cosytriton_export.exporter import MODULES
+from cosytriton_export.flow import flow_of
 from cosytriton_export.hyperyaml import Config, load_hyperyaml
-from cosytriton_export.parity import stage_reference
-from cosytriton_export.shapes import Shapes, flow_shapes, hift_shapes, llm_shapes
-from cosytriton_export.template import SIZES, YAML
+from cosytriton_export.llm import language_model_of
+from cosytriton_export.llm_base import LanguageModel
+from cosytriton_export.llm_transformer import PromptEncoder, TransformerLM
+from cosytriton_export.shapes import Shapes, state_shapes
+from cosytriton_export.templates import SIZES, Size, config_text
+from cosytriton_export.vocoder import vocoder_of
 from cosytriton_export.writer import qwen_config, write_checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+STATES = ("llm", "flow", "hift")
+TIED = "llm.model.lm_head.weight"  # the golden files leave it out
 
-# Of the official CosyVoice2-0.5B files: number of keys, number of weights, and some shapes.
-OFFICIAL: dict[str, tuple[int, int, Shapes]] = {
-    "llm": (
-        295,
-        641_938_468,
-        {
-            "llm.model.model.embed_tokens.weight": (151_936, 896),
-            "llm.model.model.layers.23.self_attn.k_proj.weight": (128, 896),
-            "llm.model.model.layers.0.mlp.down_proj.weight": (896, 4864),
-            "llm_decoder.bias": (6564,),
-        },
-    ),
-    "flow": (
-        1121,
-        112_549_360,
-        {
-            "encoder.encoders.5.self_attn.pos_bias_u": (8, 64),
-            "encoder.pre_lookahead_layer.conv1.weight": (512, 512, 4),
-            "decoder.estimator.down_blocks.0.0.res_conv.weight": (256, 320, 1),
-            "decoder.estimator.mid_blocks.11.1.3.attn1.to_q.weight": (512, 256),
-            "decoder.estimator.up_blocks.0.0.block1.block.0.weight": (256, 512, 3),
-        },
-    ),
-    "hift": (
-        328,
-        20_821_295,
-        {
-            "ups.0.parametrizations.weight.original0": (512, 1, 1),
-            "ups.0.parametrizations.weight.original1": (512, 256, 16),
-            "source_downs.1.weight": (128, 18, 6),
-            "resblocks.8.convs2.2.parametrizations.weight.original1": (64, 64, 11),
-            "f0_predictor.condnet.8.parametrizations.weight.original1": (512, 512, 3),
-        },
-    ),
-}
+families = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 
 
-def shapes(name: str, config: Config, qwen: dict[str, object]) -> Shapes:
-    return {
-        "llm": lambda: llm_shapes(config, qwen),
-        "flow": lambda: flow_shapes(config),
-        "hift": lambda: hift_shapes(config),
-    }[name]()
+@pytest.fixture(scope="module", params=FAMILIES.values(), ids=list(FAMILIES))
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return write_checkpoint(tmp_path_factory.mktemp("written") / "checkpoint", family=request.param)
 
 
-@pytest.mark.parametrize("name", OFFICIAL)
-def test_full_size_has_the_official_keys_and_shapes(tmp_path: Path, name: str) -> None:
-    (tmp_path / "full.yaml").write_text(YAML.format(**vars(SIZES["full"])))
-    given = shapes(name, load_hyperyaml(tmp_path / "full.yaml"), qwen_config(SIZES["full"]))
-    keys, weights, some = OFFICIAL[name]
-    assert len(given) == keys
-    assert sum(map(math.prod, given.values())) == weights
-    assert {key: given[key] for key in some} == some
+@pytest.fixture(scope="module", autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
 
 
-@pytest.mark.parametrize("name", ["flow", "hift"])
+@pytest.fixture(scope="module")
+def official() -> Mapping[tuple[str, str], Shapes]:
+    """Key -> shape of the official full-size files, by family and file."""
+    shapes: dict[tuple[str, str], Shapes] = defaultdict(dict)
+    for line in lzma.decompress((GOLDEN / "official_keys.tsv.xz").read_bytes()).decode().splitlines():
+        family, name, key, shape = line.split("\t")
+        shapes[family, name][key] = tuple(map(int, shape.split(",")))
+    return shapes
+
+
+def template(family: Family, size: Size, folder: Path) -> Config:
+    path = folder / family.config_file
+    path.write_text(config_text(family, SIZES[family.name][size]))
+    return load_hyperyaml(path)
+
+
+def golden_config(family: Family) -> Config:
+    return load_hyperyaml(GOLDEN / family.config_file.replace(".yaml", "_tiny.yaml"))
+
+
+@families
+@pytest.mark.parametrize("name", STATES)
+def test_full_size_has_the_official_keys_and_shapes(
+    official: Mapping[tuple[str, str], Shapes], family: Family, name: str, tmp_path: Path
+) -> None:
+    qwen = qwen_config(SIZES[family.name]["full"])
+    assert state_shapes(family, name, template(family, "full", tmp_path), qwen) == official[family.name, name]
+
+
+@families
+@pytest.mark.parametrize("name", STATES)
 def test_shapes_follow_from_the_configuration_like_the_official_modules(
-    golden: Callable[[str], Feed], name: str
+    golden: Callable[[str], Mapping[str, Any]], family: Family, name: str
 ) -> None:
     """The golden weights are complete official state dicts of other sizes."""
-    given = shapes(name, load_hyperyaml(GOLDEN / "cosyvoice2_tiny.yaml"), {})
-    assert given == {key: value.shape for key, value in golden(f"{name}_v2_weights").items()}
+    qwen = qwen_config(SIZES[COSYVOICE2.name]["tiny"]) | {"vocab_size": 300}
+    given = state_shapes(family, name, golden_config(family), qwen)
+    given.pop(TIED, None)
+    weights = golden(f"{name}_v{family.name[-1]}_weights")
+    assert given == {key: value.shape for key, value in weights.items()}
 
 
-def test_a_written_file_has_exactly_the_shapes_and_shares_the_tied_embedding(
-    tiny_checkpoint: Checkpoint,
+@families
+def test_the_configuration_has_the_keys_and_classes_of_the_official_one(
+    family: Family, tmp_path: Path
 ) -> None:
-    for name in OFFICIAL:
-        state = torch.load(tiny_checkpoint.path / f"{name}.pt", weights_only=True)
-        wanted = shapes(name, tiny_checkpoint.config, dict(tiny_checkpoint.qwen_config))
+    """The golden configurations are official ones with other sizes, and with what training needs."""
+    given, wanted = template(family, "tiny", tmp_path), golden_config(family)
+    parts = ("llm", "flow", "hift", "feat_extractor", "get_tokenizer")
+    assert {part: structure(given[part]) for part in parts} == {
+        part: structure(wanted[part]) for part in parts
+    }
+
+
+def structure(value: object) -> object:
+    """Keys, classes and texts; numbers only by their type."""
+    if isinstance(value, Config):
+        return value.tag, {key: structure(child) for key, child in value.items()}
+    return value if isinstance(value, str) else type(value)
+
+
+def test_a_written_file_has_exactly_the_shapes(written: Checkpoint) -> None:
+    qwen = qwen_config(SIZES[written.family.name]["tiny"])
+    for name in STATES:
+        state = torch.load(written.path / f"{name}.pt", weights_only=True)
+        wanted = state_shapes(written.family, name, written.config, qwen)
         assert {key: tuple(value.shape) for key, value in state.items()} == wanted
-        if name == "llm":
-            tied = [state[f"llm.model.{key}.weight"] for key in ("lm_head", "model.embed_tokens")]
-            assert tied[0].data_ptr() == tied[1].data_ptr()
+
+
+def test_the_tied_embedding_is_written_once(tiny_checkpoint: Checkpoint) -> None:
+    state = torch.load(tiny_checkpoint.path / "llm.pt", weights_only=True)
+    assert state[TIED].data_ptr() == state["llm.model.model.embed_tokens.weight"].data_ptr()
 
 
 def test_a_seed_gives_the_same_checkpoint_and_another_seed_another(
     tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    same = write_checkpoint(tmp_path / "same", "tiny", seed=0).state("flow")
-    other = write_checkpoint(tmp_path / "other", "tiny", seed=1).state("flow")
+    same = write_checkpoint(tmp_path / "same", "tiny", seed=0)
+    other = write_checkpoint(tmp_path / "other", "tiny", seed=1)
     wanted = tiny_checkpoint.state("flow")
-    assert all(torch.equal(same[key], wanted[key]) for key in wanted)
-    assert not torch.equal(other["encoder_proj.weight"], wanted["encoder_proj.weight"])
+    assert all(torch.equal(value, wanted[key]) for key, value in same.state("flow").items())
+    assert not torch.equal(other.state("flow")["encoder_proj.weight"], wanted["encoder_proj.weight"])
 
 
 def test_an_existing_directory_is_never_written_to(tmp_path: Path) -> None:
@@ -127,57 +145,84 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
-def test_its_speech_is_finite_audible_and_not_clipped(tiny_checkpoint: Checkpoint) -> None:
-    rng, count = np.random.default_rng(0), 50
-    speaker = rng.normal(0, 1, (1, 192)).astype(np.float32)
-    feed = {
-        "tokens": rng.integers(0, COSYVOICE2.speech_codes, (1, count)).astype(np.int32),
-        "token_count": np.array([[count]], np.int32),
-        "prompt_tokens": np.zeros((1, 25), np.int32),
-        "prompt_token_count": np.array([[0]], np.int32),
-        "prompt_mel": np.zeros((1, 50, 80), np.float32),
-        "speaker_embedding": speaker,
-        "streaming": np.array([[False]]),
-        "finalize": np.array([[True]]),
-    }
-    mel, frames = _run("flow", tiny_checkpoint, feed)
-    feed = {
-        "mel": mel,
-        "frame_count": frames,
-        "source_cache": np.zeros((1, COSYVOICE2.overlap_samples), np.float32),
-        "source_cache_count": np.array([[0]], np.int32),
-        "noise_offset": np.array([[0]], np.int32),
-    }
-    waveform, _, samples = _run("vocoder", tiny_checkpoint, feed)
-    assert samples.item() == waveform.size == count * COSYVOICE2.samples_per_token
-    assert np.isfinite(waveform).all()
-    assert 0.01 < np.sqrt(np.mean(waveform**2)) < 0.5
-    assert np.mean(np.abs(waveform) > 0.98) < 0.05
+def test_its_speech_is_finite_audible_and_not_clipped(written: Checkpoint) -> None:
+    count = 50
+    mel, frames = mel_of(written, count)
+    assert mel.shape[1] == frames.item() == written.family.frames(count)
+    waveform = waveform_of(written, mel, frames)
+    assert waveform.numel() == written.family.samples(count)
+    assert waveform.isfinite().all()
+    assert 0.01 < waveform.square().mean().sqrt() < 0.5
+    assert (waveform.abs() > 0.98).float().mean() < 0.05
 
 
-def _run(stage: str, checkpoint: Checkpoint, feed: Feed) -> list[Array]:
-    declared, build = MODULES[stage]
-    return list(stage_reference(declared, build(checkpoint).eval())(feed))
+def number(value: int) -> Tensor:
+    return torch.tensor([[value]], dtype=torch.int32)
 
 
-def test_its_language_model_ends_by_itself(tiny_repository: Path) -> None:
+def mel_of(checkpoint: Checkpoint, count: int) -> tuple[Tensor, Tensor]:
+    """Random tokens in a random voice, without a reference."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(checkpoint.family.speech_codes, (1, count), generator=generator).int()
+    speaker = torch.randn(1, 192, generator=generator)
+    prompt = (torch.zeros(1, 25).int(), number(0), torch.zeros(1, 50, 80))
+    if checkpoint.family is COSYVOICE1:
+        rest: tuple[Tensor, ...] = (number(0), speaker, number(0), torch.zeros(1, 34, 80), number(0))
+    else:
+        rest = (speaker, torch.tensor([[False]]), torch.tensor([[True]]))
+    mel, frames, *_ = flow_of(checkpoint)(tokens, number(count), *prompt, *rest)
+    return mel, frames
+
+
+def waveform_of(checkpoint: Checkpoint, mel: Tensor, frames: Tensor) -> Tensor:
+    if checkpoint.family is COSYVOICE3:
+        rest: tuple[Tensor, ...] = (torch.tensor([[True]]),)
+    else:
+        cache = torch.zeros(1, checkpoint.family.overlap_samples)
+        rest = (cache, number(0), number(0), torch.zeros(1, 1), number(-1))
+    waveform: Tensor = vocoder_of(checkpoint)(mel, frames, *rest)[0]
+    return waveform
+
+
+def test_its_language_model_ends_by_itself(written: Checkpoint) -> None:
     """Most utterances end between the least and the largest allowed length (2 and 20 per text token)."""
-    model = LanguageModel.open(tiny_repository / "speech_lm" / "1" / "model.onnx", threads=1)
-    text, lengths = 10, []
-    for seed in range(8):
-        uniform, rng = seeded_uniform(seed), np.random.default_rng(seed)
-        logits = model.join(model.spec.prompt(rng.integers(0, 256, text).tolist(), [])).ravel()
-        spoken: list[int] = []
-        while len(spoken) < 20 * text:
-            logits = logits.copy()
-            if len(spoken) < 2 * text:
-                logits[model.spec.eos_id] = -np.inf
-            token = model.spec.sampler.sample(logits, spoken, uniform)
-            if token in model.spec.stop_ids:
-                break
-            spoken.append(token)
-            logits = model.step([model.spec.speech_offset + token]).ravel()
-        model.leave(0)
-        lengths.append(len(spoken))
-    assert np.mean(np.array(lengths) < 20 * text) > 0.5, lengths
-    assert max(lengths) > 2 * text, lengths
+    model = language_model_of(written)
+    lengths = np.array([spoken_length(model, text_length=10, seed=seed) for seed in range(8)])
+    assert np.mean(lengths < 200) > 0.5, lengths
+    assert lengths.max() > 20, lengths
+
+
+def spoken_length(model: LanguageModel, text_length: int, seed: int) -> int:
+    """Speak a random text; the number of tokens before the end."""
+    text = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (1, text_length)))
+    uniform, sampler, table = seeded_uniform(seed), RepetitionAwareSampler(), model.embedding_table()
+    keys, values = model.empty_caches(1, 400), model.empty_caches(1, 400)
+    new, past, spoken = prompt_of(model, text), 0, list[int]()
+    while len(spoken) < 20 * text_length:
+        _, logits, keys, values = model(new, torch.tensor([past], dtype=torch.int32), keys, values)
+        scores = logits[0, -1].numpy().copy()
+        if len(spoken) < 2 * text_length:
+            scores[model.ids.eos_id] = -np.inf
+        token = sampler.sample(scores, spoken, uniform)
+        assert token < model.ids.speech_codes or token == model.ids.eos_id, "another stop id"
+        if token == model.ids.eos_id:
+            break
+        spoken.append(token)
+        past += new.shape[1]
+        new = table[model.ids.speech_offset + token][None, None]
+    return len(spoken)
+
+
+def prompt_of(model: LanguageModel, text: Tensor) -> Tensor:
+    table = model.embedding_table()
+    if not isinstance(model, TransformerLM):
+        return table[model.ids.prompt(text, text[:, :0])]
+    encoded, speaker = PromptEncoder(model)(text, torch.ones(1, 192))
+    sos, task = (table[number][None, None] for number in (model.ids.sos_id, model.ids.task_id))
+    return torch.cat([sos, speaker, encoded, task], dim=1)
+
+
+def test_the_buffers_of_the_file_have_their_true_values(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", family=COSYVOICE3)
+    buffer = checkpoint.state("flow")["decoder.estimator.rotary_embed.inv_freq"]
+    torch.testing.assert_close(buffer, 10_000 ** (-torch.arange(0, 16, 2) / 16))

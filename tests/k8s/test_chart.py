@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -19,6 +21,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from cosytriton_client.voices_command import VOICES
 from cosytriton_ensemble.commands import HEALTH, SERVE
 
 CHART = Path(__file__).parents[2] / "k8s" / "cosytriton"
@@ -29,6 +32,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "cosytr
 EVERYTHING = (
     "http.enabled=true",
     "models.subPath=repository/v2",
+    "voices.claim=voices",
+    "voices.subPath=enrolled",
     "imagePullSecrets[0].name=registry",
     "nodeSelector.gpu=h200",
     "tolerations[0].key=nvidia.com/gpu",
@@ -148,6 +153,8 @@ def test_manifests_are_valid(render: Render, settings: tuple[str, ...]) -> None:
         ("resources.limit.cpu=1", "limit"),
         ("profile=gpu_fp8", "profile"),
         ("models.claim=", "claim"),
+        ("voices.existingClaim=voices", "existingClaim"),
+        ("voices.subPath=/voices", "subPath"),
         ("sharedMemory=2GB", "sharedMemory"),
         ("terminationGracePeriodSeconds=5", "terminationGracePeriodSeconds"),
     ],
@@ -217,6 +224,39 @@ def test_what_is_written_has_a_volume(pod: dict[str, Any], container: dict[str, 
     assert volumes["models"]["persistentVolumeClaim"]["claimName"] == "cosytriton-models"
     shm = volumes[mounts["/dev/shm"]["name"]]["emptyDir"]
     assert shm == {"medium": "Memory", "sizeLimit": "2Gi"}
+
+
+def test_no_volume_of_voices_unless_asked(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    assert "voices" not in {volume["name"] for volume in pod["volumes"]}
+    assert parsed(SERVE, container["args"]).voices is None
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_voices_lie_where_the_server_reads_them(render: Render, read_only: bool) -> None:
+    settings = ("voices.claim=people", "voices.subPath=enrolled", f"voices.readOnly={str(read_only).lower()}")
+    pod = render(*settings)["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (claim,) = [v["persistentVolumeClaim"] for v in pod["volumes"] if v["name"] == "voices"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "voices"]
+    assert claim == {"claimName": "people", "readOnly": read_only}
+    assert (mount["subPath"], mount["readOnly"]) == ("enrolled", read_only)
+    assert str(parsed(SERVE, container["args"]).voices) == mount["mountPath"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "enrols"),
+    [((), False), (("claim=people",), True), (("claim=people", "readOnly=true"), False)],
+)
+def test_notes_tell_how_to_enrol_where_it_works(
+    run_helm: RunHelm, settings: tuple[str, ...], enrols: bool
+) -> None:
+    options = [word for setting in settings for word in ("--set", f"voices.{setting}")]
+    notes = run_helm("install", "demo", str(CHART), "--dry-run=client", *options).stdout
+    found = re.findall(r"cosytriton voices (add .*)' <", notes)
+    assert len(found) == enrols
+    for words in found:
+        command = parsed(VOICES, shlex.split(words))
+        assert (command.action, str(command.voices)) == ("add", "/voices")
 
 
 def test_requests_in_flight_may_finish(pod: dict[str, Any], container: dict[str, Any]) -> None:

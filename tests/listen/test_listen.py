@@ -121,11 +121,11 @@ def speak(server: RunningServer, prompts: Path, tmp_path_factory: pytest.TempPat
 
     def say(mode: str, text: str, prompt: str, seed: int) -> Path:
         if mode == "unary":
-            audio = client.synthesize(text, voices[prompt], seed)
+            audio = client.synthesize(text, voices[prompt], seed=seed)
         else:
-            chunks = list(client.stream(text, voices[prompt], seed))
+            chunks = list(client.stream(text, voices[prompt], seed=seed))
             samples = np.concatenate([chunk.samples for chunk in chunks])
-            audio = Audio(samples, sum(chunk.token_count for chunk in chunks))
+            audio = Audio(samples, sum(chunk.token_count for chunk in chunks), chunks[0].sample_rate)
         audio.save(path := folder / f"{mode}_{prompt}_{seed}.wav")
         return path
 

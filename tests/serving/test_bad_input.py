@@ -65,8 +65,9 @@ TEXTS = [
     ("", "text is empty"),
     (" \t\n", "text is empty"),
     ("👍🎉😀", "holds no letter and no digit"),
-    ("a" * 10_000, "10000 characters; at most 1200"),
-    ("ab " * 390, "text tokens; at most 150"),
+    ("?!... —", "holds no letter and no digit"),
+    ("<speak><break/></speak>", "holds no letter and no digit|empty"),
+    ("a" * 100_001, "100001 characters; at most 100000"),
 ]
 
 
@@ -78,7 +79,7 @@ def test_text(client: Client, slt: Voice, words: str, message: str, streamed: bo
 
 
 INPUTS = [
-    ({"prompt_text": text(" ")}, "transcript of the reference audio is empty"),
+    ({"prompt_text": text(" ")}, "'zero_shot' needs the transcript"),
     ({"text": np.array([[b"\xff\xfe"]], np.object_)}, "not UTF-8"),
     ({"prompt_tokens": np.full((1, 200), 6561, np.int32)}, "allowed are 0 to 6560"),
     ({"prompt_token_count": number(0)}, "prompt_token_count is 0"),
@@ -91,6 +92,16 @@ INPUTS = [
     ({"prompt_tokens": np.zeros((1, 50), np.float32)}, "data-type|datatype"),
     ({"seed": number(1)}, "data-type|datatype"),
     ({"max_tokens": number(0)}, "max_tokens is 0"),
+    ({"max_tokens": number(1_501)}, "max_tokens is 1501; give 1 to 1500"),
+    ({"speed": np.array([[np.nan]], np.float32)}, "speed is nan; allowed are 0.5 to 2.0"),
+    ({"mode": text("sing")}, "no mode 'sing'"),
+    ({"voice_name": text("anna")}, "has a voice and names another"),
+    ({"checkpoint": text("cosyvoice2:another")}, "encoded with another checkpoint"),
+    (
+        {"source_tokens": np.zeros((1, 25), np.int32)},
+        "give the source's tokens, and no text",
+    ),
+    ({"prompt_text": text("words " * 400)}, "text tokens; at most 150"),
     ({"voice": text("nobody")}, "unexpected inference input 'voice'"),
 ]
 
@@ -111,11 +122,21 @@ def test_raw_tensors(
         list(transport.stream(request)) if model == "tts_stream" else transport.infer(request)
 
 
-@pytest.mark.parametrize("missing", ["text", "prompt_tokens", "speaker_embedding"])
-def test_a_missing_input_is_named(client: Client, transport: GrpcTransport, slt: Voice, missing: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("text", "no text to speak"),
+        ("prompt_tokens", "The voice is incomplete"),
+        ("prompt_frame_count", "The voice is incomplete"),
+        ("speaker_embedding", "has no voice: give voice_name, or the tensors of voice_encoder"),
+    ],
+)
+def test_a_missing_input_is_named(
+    client: Client, transport: GrpcTransport, slt: Voice, missing: str, message: str
+) -> None:
     good = {"text": text("Thank you."), "prompt_text": text("Hello."), **client.encode(slt).tensors()}
     del good[missing]
-    with pytest.raises(ClientError, match=missing):
+    with pytest.raises(ClientError, match=message):
         transport.infer(Request("tts", good, "raw"))
 
 

@@ -13,7 +13,7 @@ import soundfile
 
 from cosytriton_client import Client, InvalidInputError, Voice
 from cosytriton_ensemble.audio import resample
-from cosytriton_ensemble.pipeline import COSYVOICE2
+from cosytriton_ensemble.families import COSYVOICE2
 
 TEXT = "This is voice number five."
 LONG_TEXT = "one two three four five six seven eight nine ten, " * 10
@@ -26,7 +26,7 @@ def joined(chunks: list[Any]) -> np.ndarray[Any, Any]:
 def test_unary_speech_has_960_samples_for_each_token(client: Client, slt: Voice) -> None:
     audio = client.synthesize(TEXT, slt)
     assert audio.sample_rate == 24_000
-    assert audio.samples.size == audio.token_count * COSYVOICE2.samples_per_token > 24_000
+    assert audio.samples.size == COSYVOICE2.samples(audio.token_count) > 24_000
     assert np.isfinite(audio.samples).all()
     assert np.abs(audio.samples).max() > 0.05
 

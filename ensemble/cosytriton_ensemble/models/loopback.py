@@ -6,9 +6,11 @@ corrupts the memory of a model that works on several requests, and a call cannot
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Generator
+import uuid
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
@@ -38,22 +40,47 @@ class Loopback:
         except grpc.RpcError as error:
             raise _error(stage, error.details()) from None
 
-    def stream(self, stage: Stage, feed: Feed) -> Generator[Feed, None, None]:
-        """The responses of a decoupled model as they come; closing the generator cancels the request."""
-        with contextlib.closing(Stream(self._stub, _message(stage, feed))) as answers:
-            try:
-                for answer in answers:
-                    if answer.error_message:
-                        raise _error(stage, answer.error_message)
-                    if answer.infer_response.outputs:  # the last response may carry the final flag alone
-                        yield _without_batch(response_tensors(answer.infer_response))
-            except grpc.RpcError as error:
-                raise _error(stage, error.details()) from None
+    def stream(self, stage: Stage, feed: Feed) -> Responses:
+        """Ask a decoupled model."""
+        return Responses(stage, Stream(self._stub, _message(stage, feed)))
+
+
+class Responses:
+    """The responses of a decoupled model as they come; leaving the `with` block, or `close`, cancels.
+
+    `close` and `send` are safe from any thread.
+    """
+
+    def __init__(self, stage: Stage, stream: Stream) -> None:
+        self._stage, self._stream = stage, stream
+        self.close = stream.close
+
+    def send(self, feed: Feed) -> None:
+        """Send a further request on the same stream, such as a piece of text."""
+        self._stream.send(_message(self._stage, feed))
+
+    def __iter__(self) -> Iterator[Feed]:
+        try:
+            for answer in self._stream:
+                if answer.error_message:
+                    raise _error(self._stage, answer.error_message)
+                if answer.infer_response.outputs:  # the last response may carry the final flag alone
+                    yield _without_batch(response_tensors(answer.infer_response))
+        except grpc.RpcError as error:
+            raise _error(self._stage, error.details()) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _message(stage: Stage, feed: Feed) -> object:
     inputs = {tensor.name: feed[tensor.name][None] for tensor in stage.inputs if tensor.name in feed}
-    return request_message(stage.name, inputs, "")
+    return request_message(stage.name, inputs, uuid.uuid4().hex)
 
 
 def _without_batch(tensors: Feed) -> Feed:

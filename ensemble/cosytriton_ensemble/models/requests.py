@@ -43,22 +43,6 @@ def read(request: Any, stage: Stage) -> Feed:
     return feed
 
 
-def scalar(feed: Feed, name: str, default: int = 0) -> int:
-    """An integer of the request."""
-    return int(feed[name][0]) if name in feed else default
-
-
-def string(feed: Feed, name: str, default: str = "") -> str:
-    """A text of the request; InputError when it is not UTF-8."""
-    if name not in feed:
-        return default
-    raw: bytes = feed[name][0]
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"The input {name!r} is not UTF-8 (byte {error.start}); send UTF-8.") from error
-
-
 def tensors(feed: Feed) -> list[Any]:
     """Triton tensors from arrays without batch dimension."""
     return [pb.Tensor(name, np.ascontiguousarray(array[None])) for name, array in feed.items()]
@@ -69,23 +53,35 @@ class Sender:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
+        self._lock = threading.Lock()  # Triton must not be asked about a request that has ended
+        self._ended = False
 
     def is_cancelled(self) -> bool:
-        """Whether the client has closed the request."""
-        return bool(self._sender.is_cancelled())
+        """Whether the client has closed the request, or it has ended."""
+        with self._lock:
+            return self._ended or bool(self._sender.is_cancelled())
+
+    def check_client(self) -> None:
+        """Raise CancelledError when nobody listens any more."""
+        if self.is_cancelled():
+            raise CancelledError("The client closed the stream.")
 
     def send(self, feed: Feed, final: bool = False) -> None:
         """Send the outputs of a response, without batch dimension."""
-        flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self._sender.send(pb.InferenceResponse(tensors(feed)), flags=flags)
+        self._give(pb.InferenceResponse(tensors(feed)), final)
 
     def end(self, error: BaseException | None = None) -> None:
         """End the request, with an error if there was one."""
-        final = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        if error is None:
-            self._sender.send(flags=final)
-        else:
-            self._sender.send(pb.InferenceResponse(error=triton_error(error)), flags=final)
+        self._give(None if error is None else pb.InferenceResponse(error=triton_error(error)), final=True)
+
+    def _give(self, response: Any, final: bool) -> None:
+        flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        with self._lock:
+            self._ended = self._ended or final
+            if response is None:
+                self._sender.send(flags=flags)
+            else:
+                self._sender.send(response, flags=flags)
 
     @contextmanager
     def guard(self) -> Iterator[None]:

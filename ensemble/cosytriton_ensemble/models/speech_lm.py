@@ -1,98 +1,137 @@
-"""`speech_lm`: the language model for all requests; each gets its speech tokens as they are made."""
+"""`speech_lm`: text tokens to speech tokens, all requests in one in-flight batch."""
 
 from __future__ import annotations
 
-import json
+import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cosytriton_ensemble import names
 from cosytriton_ensemble.config import DEFAULT_MODEL
 from cosytriton_ensemble.errors import CosytritonError, InputError
-from cosytriton_ensemble.generation import SpeechRequest
+from cosytriton_ensemble.generation import FinishReason, SpeechRequest, TextInput
 from cosytriton_ensemble.language_model import LanguageModel
 from cosytriton_ensemble.llm_engine import LlmEngine
 from cosytriton_ensemble.metrics import ACTIVE_SLOTS
-from cosytriton_ensemble.models.requests import Gauge, Sender, read, scalar
-from cosytriton_ensemble.pipeline import (
-    MAX_TOKENS,
-    PROMPT_TEXT_COUNT,
-    PROMPT_TOKEN_COUNT,
-    PROMPT_TOKEN_IDS,
-    SEED,
-    SPEECH_LM,
-    TEXT_TOKENS,
-    TOKEN_IDS,
-    TOKENS,
-)
+from cosytriton_ensemble.models.requests import Gauge, Sender, read
+from cosytriton_ensemble.models.setting import Setting
 from cosytriton_ensemble.spec import Feed
+from cosytriton_ensemble.utterance import max_tokens_of, number_of, text_of
 
 
 class TritonPythonModel:
-    """Hands requests to the engine."""
+    """Hands requests to the engine, and the further pieces of a streamed text to their request."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Open the graph and start the engine."""
-        settings = {
-            k: int(v["string_value"]) for k, v in json.loads(args["model_config"])["parameters"].items()
-        }
-        path = Path(args["model_repository"]) / args["model_version"] / DEFAULT_MODEL
-        threads, slots = settings["intra_op_thread_count"], settings["slots"]
+        setting = Setting.of(args)
+        self._stage = setting.pipeline.speech_lm
+        self._max_tokens = setting.pipeline.tokens.max
+        threads, slots = setting.number("intra_op_thread_count"), setting.number("slots")
         self._engine = LlmEngine(
-            LanguageModel.open(path, threads=threads, rows=slots),
-            max_waiting=settings["max_waiting"],
-            max_tokens=TOKENS.max,
+            LanguageModel.open(
+                setting.folder / DEFAULT_MODEL,
+                threads=threads,
+                rows=slots,
+                max_positions=setting.pipeline.longest_sequence,
+            ),
+            setting.family,
+            max_waiting=setting.number("max_waiting"),
+            max_tokens=self._max_tokens,
+            text_timeout=setting.number("text_timeout"),
         )
-        self._gauge = Gauge(ACTIVE_SLOTS, "Requests that take part in the language model's steps", SPEECH_LM)
+        self._texts: dict[str, TextInput] = {}
+        self._lock = threading.Lock()  # guards `_texts`
+        description = "Requests that take part in the language model's steps"
+        self._gauge = Gauge(ACTIVE_SLOTS, description, self._stage)
 
     def execute(self, requests: list[Any]) -> None:
         """Queue the requests and return; the engine's thread answers."""
         for request in requests:
             sender = Sender(request)
             with sender.guard():
-                self._engine.submit(_speech_request(read(request, SPEECH_LM)), _Answer(sender, self.report))
+                feed = read(request, self._stage)
+                stream = text_of(feed, names.TEXT_STREAM)
+                if stream and names.SEED not in feed:
+                    self._push(stream, feed)
+                    sender.end()
+                else:
+                    self._submit(feed, sender, stream)
 
     def finalize(self) -> None:
         """End the engine."""
         self._engine.close()
         self._gauge.close()
 
-    def report(self) -> None:
+    def _submit(self, feed: Feed, sender: Sender, stream: str) -> None:
+        request = self._speech_request(feed, bool(stream))
+        answer = _Answer(sender, self._report, lambda: self._forget(stream))
+        with self._lock:  # the answer may end before its text is known
+            text = self._engine.submit(request, answer)
+            if stream and not answer.ended:
+                self._texts[stream] = text
+
+    def _push(self, stream: str, feed: Feed) -> None:
+        with self._lock:
+            text = self._texts.get(stream)
+        if text is None:
+            return  # its request has ended
+        if names.TEXT_TOKENS in feed:
+            text.push_text(feed[names.TEXT_TOKENS].tolist())
+        if number_of(feed, names.TEXT_END, 0):
+            text.end_text()
+
+    def _forget(self, stream: str) -> None:
+        with self._lock:
+            self._texts.pop(stream, None)
+
+    def _report(self) -> None:
         """Publish how many requests are active."""
         self._gauge.set(self._engine.stats().active)
+
+    def _speech_request(self, feed: Feed, streamed: bool) -> SpeechRequest:
+        limit = max_tokens_of(feed)
+        if limit is not None and limit > self._max_tokens:
+            raise InputError(f"{names.MAX_TOKENS} is {limit}; give 1 to {self._max_tokens}, or leave it out.")
+        count = int(number_of(feed, names.PROMPT_TOKEN_COUNT, 0))
+        prompt = feed.get(names.PROMPT_TOKENS, np.zeros(0, np.int32))[:count]
+        official = bool(number_of(feed, names.OFFICIAL, 0))
+        return SpeechRequest(
+            text=feed.get(names.TEXT_TOKENS, np.zeros(0, np.int32)).tolist(),
+            prompt_text_count=int(number_of(feed, names.PROMPT_TEXT_COUNT, 0)),
+            prompt_speech=prompt.tolist(),
+            seed=int(number_of(feed, names.SEED, 0)) % 2**63,
+            max_tokens=limit,
+            speaker=feed.get(names.SPEAKER_EMBEDDING),
+            text_streaming=streamed,
+            prefix_count=int(number_of(feed, names.PREFIX_COUNT, 0)),
+            watchdog=not official,
+            official_min_length=official,
+        )
 
 
 class _Answer:
     """The engine's listener for one request; `report` publishes the engine's state."""
 
-    def __init__(self, sender: Sender, report: Callable[[], None]) -> None:
-        self._sender, self._report = sender, report
-        self._started = False
+    def __init__(self, sender: Sender, report: Callable[[], None], forget: Callable[[], None]) -> None:
+        self._sender, self._report, self._forget = sender, report, forget
+        self._started = self.ended = False
 
     def on_token(self, token: int) -> None:
-        self._sender.send({TOKEN_IDS.name: np.array([token], np.int32)})
+        self._sender.send({names.TOKENS: np.array([token], np.int32)})
         if not self._started:
             self._started = True
             self._report()
 
-    def on_end(self, error: CosytritonError | None) -> None:
+    def on_end(self, error: CosytritonError | None, reason: FinishReason | None) -> None:
+        self.ended = True
         self._report()
+        if reason is not None:
+            self._sender.send({names.FINISH_REASON: np.array([reason.encode()], np.object_)})
         self._sender.end(error)
+        self._forget()
 
     def cancelled(self) -> bool:
         return self._sender.is_cancelled()
-
-
-def _speech_request(feed: Feed) -> SpeechRequest:
-    max_tokens = scalar(feed, MAX_TOKENS.name, TOKENS.max)
-    if max_tokens < 1:
-        raise InputError(f"{MAX_TOKENS.name} is {max_tokens}; give 1 to {TOKENS.max}, or leave it out.")
-    return SpeechRequest(
-        text=feed[TEXT_TOKENS.name].tolist(),
-        prompt_text_count=scalar(feed, PROMPT_TEXT_COUNT.name),
-        prompt_speech=feed[PROMPT_TOKEN_IDS.name][: scalar(feed, PROMPT_TOKEN_COUNT.name)].tolist(),
-        seed=scalar(feed, SEED.name) % 2**63,
-        max_tokens=max_tokens,
-    )

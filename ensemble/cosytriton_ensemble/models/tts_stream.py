@@ -1,135 +1,86 @@
-"""`tts_stream`: speaks chunk by chunk while the language model is still talking."""
+"""`tts_stream`: speaks chunk by chunk while the language model is still talking, or the text still coming."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
-from queue import SimpleQueue
 
-import numpy as np
-
-from cosytriton_ensemble.errors import CancelledError, GenerationError
+from cosytriton_ensemble import names
+from cosytriton_ensemble.errors import InputError
 from cosytriton_ensemble.models.concurrent import ConcurrentModel
-from cosytriton_ensemble.models.loopback import Loopback
 from cosytriton_ensemble.models.requests import Sender
-from cosytriton_ensemble.models.speech_tokens import padded
-from cosytriton_ensemble.pipeline import (
-    COSYVOICE2,
-    FINALIZE,
-    FLOW,
-    FRAME_COUNT,
-    MEL,
-    PROMPT_TOKEN_COUNT,
-    SAMPLE_COUNT,
-    SOURCE,
-    SPEECH_LM,
-    STREAMING,
-    TEXT_FRONTEND,
-    TOKEN_COUNT,
-    TOKEN_IDS,
-    TTS_STREAM,
-    VOCODER,
-    WAVEFORM,
-)
-from cosytriton_ensemble.spec import Array, Feed
-from cosytriton_ensemble.streaming import ChunkSchedule, ChunkVocoder, FlowCall
-from cosytriton_ensemble.voice import used_prompt_count
+from cosytriton_ensemble.models.sources import Inbox, Requests, StreamedSentences, StreamedText, TokenSource
+from cosytriton_ensemble.models.speaking import Speaker
+from cosytriton_ensemble.pipeline import Pipeline
+from cosytriton_ensemble.spec import Feed, Stage
+from cosytriton_ensemble.text import TextFrontend
+from cosytriton_ensemble.utterance import Utterance, number_of, read_utterance, text_of
 
 
 class TritonPythonModel(ConcurrentModel):
-    """A stream has at most one call to the flow or the vocoder in flight."""
+    """Keeps the inboxes of the texts that are still coming; the rest of a request is its own."""
 
-    stage = TTS_STREAM
+    def stage_of(self, pipeline: Pipeline) -> Stage:
+        """See `ConcurrentModel`."""
+        return pipeline.tts_stream
 
-    def answer(self, feed: Feed, sender: Sender, models: Loopback) -> None:
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the tokenizer, which streamed text needs here."""
+        super().initialize(args)
+        self._inboxes: dict[str, Inbox] = {}
+        self._lock = threading.Lock()
+        self._limit = self.setting.number("max_characters")
+        self._frontend = TextFrontend(self.setting.tokenizer, max_characters=self._limit)
+
+    def begin(self, feed: Feed, sender: Sender) -> None:
+        """Take a request, or a further piece of the text of an earlier one, in the order of arrival."""
+        with sender.guard():
+            stream = text_of(feed, names.TEXT_STREAM)
+            if not stream or self._registered(stream, feed):
+                super().begin(feed, sender)
+            else:
+                sender.end()
+
+    def _registered(self, stream: str, feed: Feed) -> bool:
+        """Put a piece into its inbox; whether it is the first of its text."""
+        first = names.SPEAKER_EMBEDDING in feed or names.VOICE_NAME in feed
+        with self._lock:
+            inbox = self._inboxes.get(stream)
+            if first and inbox is not None:
+                raise InputError(f"The {names.TEXT_STREAM} {stream[:40]!r} is in use; choose a random one.")
+            if inbox is None:
+                if not first:
+                    raise InputError(
+                        "The text belongs to no stream that is being spoken: it has ended, or never "
+                        "began. Begin one with a voice."
+                    )
+                inbox = self._inboxes[stream] = Inbox(self._limit)
+        inbox.put(text_of(feed, names.TEXT))
+        if number_of(feed, names.TEXT_END, 0):
+            inbox.close()
+        return first
+
+    def serve(self, feed: Feed, sender: Sender) -> None:
+        """Answer a request, and forget its text."""
+        try:
+            super().serve(feed, sender)
+        finally:
+            with self._lock:
+                self._inboxes.pop(text_of(feed, names.TEXT_STREAM), None)
+
+    def answer(self, feed: Feed, sender: Sender) -> None:
         """Speak one request."""
-        Utterance(feed, sender, models).speak()
+        stream = text_of(feed, names.TEXT_STREAM)
+        utterance = read_utterance(feed, self.setting.family, self.voices, self.checkpoint)
+        source = self._source(utterance, self._inboxes[stream]) if stream else None
+        speaker = Speaker(utterance, self.setting.pipeline, self.models, sender, streamed=True)
+        offset = 0
+        for sound in speaker.sounds(source):
+            sender.send(sound.response(offset, self.setting.family.sample_rate))
+            offset += sound.samples.size
+        sender.end()
 
-
-class Utterance:
-    """One streamed request. Nothing of it is shared with another one.
-
-    A second thread takes the tokens, so that a client who goes is noticed between two tokens and not
-    after the flow, and the language model's slot is free at once.
-    """
-
-    def __init__(self, feed: Feed, sender: Sender, models: Loopback) -> None:
-        self._feed = feed
-        self._sender = sender
-        self._models = models
-        self._arrived: SimpleQueue[list[int] | Exception | None] = SimpleQueue()  # None: no more tokens
-        self._failed = False
-
-    def speak(self) -> None:
-        """Send every chunk, then the end."""
-        used = np.array([used_prompt_count(self._feed)], np.int32)
-        self._feed |= {PROMPT_TOKEN_COUNT.name: used} | self._models.call(TEXT_FRONTEND, self._feed)
-        schedule, vocoder = ChunkSchedule(int(used[0])), ChunkVocoder()
-        threading.Thread(target=self._listen, daemon=True).start()
-        try:
-            for tokens, ended in self._tokens():
-                while chunk := schedule.next_call(len(tokens), ended):
-                    self._send(self._chunk(tokens, chunk, vocoder), chunk)
-        except BaseException:
-            self._failed = True
-            raise
-        self._sender.end()
-
-    def _listen(self) -> None:
-        """Hand over the speech tokens, and at last what ended them."""
-        try:
-            with contextlib.closing(self._models.stream(SPEECH_LM, self._feed)) as responses:
-                for response in responses:
-                    self._check_client()
-                    self._arrived.put(response[TOKEN_IDS.name].tolist())
-            self._arrived.put(None)
-        except Exception as error:  # noqa: BLE001  (it is raised again where the stream is answered)
-            self._arrived.put(error)
-
-    def _tokens(self) -> Iterator[tuple[list[int], bool]]:
-        """All speech tokens so far, each time there is one more, and whether they are complete."""
-        tokens: list[int] = []
-        while (arrived := self._arrived.get()) is not None:
-            if isinstance(arrived, Exception):
-                raise arrived
-            tokens += arrived
-            yield tokens, False
-        if not tokens:
-            raise GenerationError("The language model ended before its first speech token; try another seed.")
-        yield tokens, True
-
-    def _chunk(self, tokens: list[int], chunk: FlowCall, vocoder: ChunkVocoder) -> Array:
-        """Samples to speak, [n], of one call to the flow and one to the vocoder."""
-        given = np.array(tokens[: chunk.tokens], np.int32)
-        flow = self._models.call(
-            FLOW,
-            self._feed
-            | {
-                TOKEN_IDS.name: padded(given),
-                TOKEN_COUNT.name: np.array([given.size], np.int32),
-                STREAMING.name: np.array([chunk.streaming]),
-                FINALIZE.name: np.array([chunk.finalize]),
-            },
-        )
-        self._check_client()
-        frames = slice(COSYVOICE2.frames_per_token * chunk.offset, int(flow[FRAME_COUNT.name][0]))
-        spoken = self._models.call(VOCODER, vocoder.feed(flow[MEL.name][frames]))
-        return vocoder.emit(spoken[WAVEFORM.name], spoken[SOURCE.name], chunk.finalize)
-
-    def _send(self, waveform: Array, chunk: FlowCall) -> None:
-        self._check_client()
-        if not np.isfinite(waveform).all():
-            raise GenerationError("The vocoder made NaN; the chunk was not sent.")
-        ended = chunk.tokens if chunk.finalize else chunk.tokens - COSYVOICE2.lookahead
-        self._sender.send(
-            {
-                WAVEFORM.name: waveform,
-                SAMPLE_COUNT.name: np.array([waveform.size], np.int32),
-                TOKEN_COUNT.name: np.array([ended - chunk.offset], np.int32),
-            }
-        )
-
-    def _check_client(self) -> None:
-        if self._failed or self._sender.is_cancelled():
-            raise CancelledError("The client closed the stream.")
+    def _source(self, utterance: Utterance, inbox: Inbox) -> TokenSource:
+        requests = Requests(utterance, self.setting.family)
+        if self.setting.family.bistream:
+            return StreamedText(inbox, requests, self._frontend)
+        return StreamedSentences(inbox, requests, self.models, self._frontend)

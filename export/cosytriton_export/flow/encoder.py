@@ -113,13 +113,13 @@ class Embedding(nn.Module):
 
 
 class PreLookahead(nn.Module):
-    """Lets each token hear the next `lookahead` ones."""
+    """Lets each token hear the next `lookahead` ones, through `hidden` channels."""
 
-    def __init__(self, width: int, lookahead: int) -> None:
+    def __init__(self, width: int, hidden: int, lookahead: int) -> None:
         super().__init__()
         self.lookahead = lookahead
-        self.conv1 = nn.Conv1d(width, width, lookahead + 1)
-        self.conv2 = nn.Conv1d(width, width, 3)
+        self.conv1 = nn.Conv1d(width, hidden, lookahead + 1)
+        self.conv2 = nn.Conv1d(hidden, width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]; positions beyond a row's end must be zero."""
@@ -162,7 +162,7 @@ class UpsampleConformerEncoder(nn.Module):
         self.stride = stride
         self.block = block  # tokens per block of the streaming mask
         self.embed = Embedding(inputs, width)
-        self.pre_lookahead_layer = PreLookahead(width, lookahead)
+        self.pre_lookahead_layer = PreLookahead(width, width, lookahead)
         self.encoders = nn.ModuleList(ConformerLayer(width, heads, hidden) for _ in range(layers))
         self.up_layer = Upsample(width, stride)
         self.up_embed = Embedding(width, width)

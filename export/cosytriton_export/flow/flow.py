@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -10,66 +10,57 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from cosytriton_export.checkpoint import Checkpoint
-from cosytriton_export.errors import CheckpointError
-from cosytriton_export.flow.encoder import UpsampleConformerEncoder
-from cosytriton_export.flow.estimator import CausalConditionalDecoder
 from cosytriton_export.flow.masks import attention_bias, length_mask
-from cosytriton_export.flow.solver import ConditionalFlow
+from cosytriton_export.flow.solver import ConditionalFlow, Estimator
 from cosytriton_export.weights import load_weights
 
 
-class Flow(nn.Module):
-    """The flow of CosyVoice 2 (arXiv 2412.10117) for a batch of requests of any length and mode."""
+class CausalFlow(nn.Module, ABC):
+    """What the flows of CosyVoice 2 and 3 share, for a batch of requests of any length and mode.
 
-    def __init__(
-        self,
-        vocabulary: int,
-        token_width: int,
-        encoder_width: int,
-        mel_bins: int,
-        speaker_width: int,
-        lookahead: int,
-        encoder: UpsampleConformerEncoder,
-        decoder: ConditionalFlow,
-    ) -> None:
+    A family adds `encode` and the estimator. CosyVoice 2, arXiv 2412.10117.
+    """
+
+    def __init__(self, config: Mapping[str, Any], estimator: Estimator) -> None:
         super().__init__()
-        self.lookahead = lookahead  # tokens
-        self.input_embedding = nn.Embedding(vocabulary, token_width)
-        self.spk_embed_affine_layer = nn.Linear(speaker_width, mel_bins)
-        self.encoder = encoder
-        self.encoder_proj = nn.Linear(encoder_width, mel_bins)
-        self.decoder = decoder
+        mel_bins = config["output_size"]
+        self.stride: int = config["token_mel_ratio"]  # mel frames per token
+        self.lookahead: int = config["pre_lookahead_len"]  # tokens
+        self.block: int = config["decoder"]["estimator"]["static_chunk_size"]  # frames of the block mask
+        self.input_embedding = nn.Embedding(config["vocab_size"], config["input_size"])
+        self.spk_embed_affine_layer = nn.Linear(config["spk_embed_dim"], mel_bins)
+        guidance = config["decoder"]["cfm_params"]["content"]["inference_cfg_rate"]
+        self.decoder = ConditionalFlow(estimator, mel_bins, guidance)
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
-        """Build the flow of a checkpoint; `CheckpointError` when weights and configuration do not fit."""
-        return cls.from_config(
-            checkpoint.config["flow"], checkpoint.state("flow"), str(checkpoint.path / "flow.pt")
-        )
+    @abstractmethod
+    def build(cls, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Self:
+        """Make the modules, of the sizes in the configuration and, where it is silent, in the state dict."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Self:
-        """Build from the `flow` part of the configuration and a state dict that came from `source`."""
-        mel_bins = config["output_size"]
-        encoder = _encoder(config, _up_layers(state))
-        decoder = ConditionalFlow(
-            _estimator(config["decoder"]["estimator"]),
-            mel_bins,
-            config["decoder"]["cfm_params"]["content"]["inference_cfg_rate"],
-        )
-        flow = cls(
-            config["vocab_size"],
-            config["input_size"],
-            config["encoder"]["output_size"],
-            mel_bins,
-            config["spk_embed_dim"],
-            config["pre_lookahead_len"],
-            encoder,
-            decoder,
-        )
+        """Build from the `flow` part of the configuration and a state dict that came from `source`.
+
+        Raises `CheckpointError`: weights and configuration do not fit each other.
+        """
+        flow = cls.build(config, state)
         load_weights(flow, state, source)
+        flow.decoder.fix_times()
         return flow.eval()
+
+    @abstractmethod
+    def encode(self, ids: Tensor, given: Tensor, count: Tensor, streaming: Tensor) -> Tensor:
+        """Estimate the mel from the tokens alone.
+
+        Args:
+            ids: token ids [B, S]; any id beyond the vocabulary is padding.
+            given: tokens of each row, int64 [B, 1].
+            count: tokens that get frames, int64 [B, 1]; those between `count` and `given` are only heard
+                as lookahead of the ones before them.
+            streaming: whether the row has the block mask, bool [B, 1].
+
+        The estimate is [B, M, stride * S] and meaningless beyond `stride * count`.
+        """
 
     def forward(
         self,
@@ -97,14 +88,14 @@ class Flow(nn.Module):
         The results are the mel [B, stride * N, M], zero beyond the row's frames, and the frame count,
         int32 [B, 1].
         """
-        stride = self.encoder.stride
+        stride = self.stride
         prompt_count, given = prompt_token_count.long(), (prompt_token_count + token_count).long()
         count = given - torch.where(finalize, 0, self.lookahead)
         ids = join_rows(prompt_tokens.long(), prompt_count, tokens.long())
         mu = self.encode(ids, given, count, streaming)  # [B, M, T], T = stride * (P + N)
         extent = mu.shape[2]
         prompt = self.prompt(prompt_mel, prompt_count * stride, extent)
-        bias = attention_bias(count * stride, streaming, self.encoder.block * stride, extent)
+        bias = attention_bias(count * stride, streaming, self.block, extent)
         mel = self.decoder(mu, self.speaker(speaker_embedding), prompt, bias).transpose(1, 2)
 
         frames, frame_count = tokens.shape[1] * stride, (count - prompt_count).clamp(min=0) * stride
@@ -112,11 +103,10 @@ class Flow(nn.Module):
         target = mel.gather(1, index[..., None].expand(-1, -1, mel.shape[2]))
         return target * length_mask(frame_count, frames)[..., None], frame_count.int()
 
-    def encode(self, ids: Tensor, given: Tensor, count: Tensor, streaming: Tensor) -> Tensor:
-        """Token ids [B, S] to the encoder's mel estimate [B, M, stride * S]."""
-        embedded = self.input_embedding(ids.clamp(0, self.input_embedding.num_embeddings - 1))
-        mu: Tensor = self.encoder_proj(self.encoder(embedded, given, count, streaming))
-        return mu.transpose(1, 2)
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids [B, S] to [B, S, D]; ids outside the vocabulary, which pad, to its ends."""
+        embedded: Tensor = self.input_embedding(ids.clamp(0, self.input_embedding.num_embeddings - 1))
+        return embedded
 
     def speaker(self, embedding: Tensor) -> Tensor:
         """Speaker embedding [B, speaker width] to the estimator's [B, M]."""
@@ -139,40 +129,3 @@ def join_rows(first: Tensor, count: Tensor, second: Tensor) -> Tensor:
     position = torch.arange(extent, device=first.device)
     source = torch.where(position < count, position, position - count + first.shape[1])
     return torch.cat((first, second), dim=1).gather(1, source.clamp(max=extent - 1))
-
-
-def _encoder(config: Mapping[str, Any], up_layers: int) -> UpsampleConformerEncoder:
-    sizes = config["encoder"]
-    return UpsampleConformerEncoder(
-        sizes["input_size"],
-        sizes["output_size"],
-        sizes["attention_heads"],
-        sizes["linear_units"],
-        sizes["num_blocks"],
-        up_layers,
-        config["pre_lookahead_len"],
-        config["token_mel_ratio"],
-        sizes["static_chunk_size"],
-    )
-
-
-def _estimator(sizes: Mapping[str, Any]) -> CausalConditionalDecoder:
-    if len(sizes["channels"]) != 1:
-        raise CheckpointError(
-            f"the estimator has channels {sizes['channels']}; only one width is supported, as in CosyVoice 2."
-        )
-    return CausalConditionalDecoder(
-        sizes["in_channels"],
-        sizes["out_channels"],
-        sizes["channels"][0],
-        sizes["num_heads"],
-        sizes["attention_head_dim"],
-        sizes["n_blocks"],
-        sizes["num_mid_blocks"],
-    )
-
-
-def _up_layers(state: Mapping[str, Tensor]) -> int:
-    # The configuration has no key for the layers after upsampling.
-    matches = (re.match(r"encoder\.up_encoders\.(\d+)\.", key) for key in state)
-    return 1 + max((int(match[1]) for match in matches if match), default=-1)

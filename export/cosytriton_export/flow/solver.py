@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-
-from cosytriton_export.flow.estimator import CausalConditionalDecoder
 
 STEPS = 10
 NOISE_FRAMES = 15_000  # 300 s, the longest mel
@@ -43,14 +42,25 @@ def cosine_schedule() -> tuple[Tensor, Tensor]:
     return torch.stack(times), torch.stack(steps)
 
 
+class Estimator(Protocol):
+    """The network that the solver asks for the velocity; every family has its own."""
+
+    def embed_time(self, times: Tensor) -> Tensor:
+        """What the estimator needs to know of times [STEPS]: [STEPS, time width]."""
+
+    def __call__(self, x: Tensor, time: Tensor, bias: Tensor) -> Tensor:
+        """Velocity [B, M, T]: x [B, 4M, T] of state, mu, speaker and prompt, time [1, time width], bias."""
+
+
 class ConditionalFlow(nn.Module):
     """The ODE solver around the estimator."""
 
     noise: Tensor
     times: Tensor
     steps: Tensor
+    embedded_times: Tensor | None
 
-    def __init__(self, estimator: CausalConditionalDecoder, mel_bins: int, guidance: float) -> None:
+    def __init__(self, estimator: Estimator, mel_bins: int, guidance: float) -> None:
         super().__init__()
         self.estimator = estimator
         self.guidance = guidance
@@ -58,6 +68,15 @@ class ConditionalFlow(nn.Module):
         self.register_buffer("noise", fixed_noise(mel_bins), persistent=False)
         self.register_buffer("times", times, persistent=False)
         self.register_buffer("steps", steps, persistent=False)
+        self.register_buffer("embedded_times", None, persistent=False)
+
+    @torch.no_grad()
+    def fix_times(self) -> None:
+        """Embed the times once and for all, when the weights are the final ones.
+
+        The layers that embed them, 43 % of the weights in CosyVoice 3, then stay out of the exported graph.
+        """
+        self.embedded_times = self.estimator.embed_time(self.times)
 
     def velocity(self, x: Tensor, conditions: Tensor, time: Tensor, bias: Tensor) -> Tensor:
         """Guide the velocity away from the unconditional one.
@@ -70,7 +89,9 @@ class ConditionalFlow(nn.Module):
         velocity: Tensor = self.estimator(doubled, time, bias)
         return (1 + self.guidance) * velocity[:rows] - self.guidance * velocity[rows:]
 
-    def forward(self, mu: Tensor, speaker: Tensor, prompt: Tensor, bias: Tensor) -> Tensor:
+    def forward(
+        self, mu: Tensor, speaker: Tensor, prompt: Tensor, bias: Tensor, noise: Tensor | None = None
+    ) -> Tensor:
         """Solve.
 
         Args:
@@ -78,15 +99,18 @@ class ConditionalFlow(nn.Module):
             speaker: projected speaker embedding [B, M].
             prompt: mel of the reference, zero after it, [B, M, T].
             bias: additive attention mask [B, 1, T, T].
+            noise: where to start, [B, M, T]; the head of the fixed noise if not given.
 
         The mel is [B, M, T].
         """
         conditions = torch.cat((mu, speaker[..., None].expand_as(mu), prompt), dim=1)
         conditions = torch.cat((conditions, torch.zeros_like(conditions)))  # [2B, 3M, T]
         bias = torch.cat((bias, bias))
-        times = self.estimator.embed_time(self.times)
-        frame = torch.arange(mu.shape[2], device=mu.device)
-        x = self.noise.index_select(2, frame).repeat(mu.shape[0], 1, 1)
+        fixed = self.embedded_times
+        times = self.estimator.embed_time(self.times) if fixed is None else fixed
+        if noise is None:
+            frame = torch.arange(mu.shape[2], device=mu.device)
+            noise = self.noise.index_select(2, frame).repeat(mu.shape[0], 1, 1)
 
         def euler(index: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
             row = index.reshape(1)
@@ -97,7 +121,8 @@ class ConditionalFlow(nn.Module):
         if torch.compiler.is_exporting():
             # One ONNX Loop, so that the graph holds the estimator once and not ten times.
             loop: Callable[..., tuple[Tensor, Tensor]] = torch.while_loop
-            return loop(lambda index, _: index < STEPS, euler, (index, x))[1]
+            return loop(lambda index, _: index < STEPS, euler, (index, noise))[1]
+        x = noise
         for _ in range(STEPS):
             index, x = euler(index, x)
         return x

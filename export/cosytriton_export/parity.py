@@ -17,8 +17,8 @@ from cosytriton_export.errors import ExportError
 
 SIZES: tuple[Size, ...] = get_args(Size)
 BATCHES = (1, 3)  # 3: a graph that was traced with 2 rows must take another number
-# The flow takes most of the time: ten steps of its largest network, twice for each row. 1 s of speech behind 1 s
-# of reference stand for its usual request, 2 s of each for the largest. Other dimensions keep their sizes.
+# The flow takes most of the time: ten steps of its largest network, twice for each row. 1 s of speech behind
+# 1 s of reference stand for its usual request, 2 s of each for the largest. Other dimensions are whole.
 _CAPS = {"tokens": (25, 50), "frames": (90, 180)}  # opt and max
 # An id is a rounded number; where that lies on the edge, two runtimes may round it differently.
 ID_TIES = 1e-3  # share of the ids

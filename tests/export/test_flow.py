@@ -159,7 +159,11 @@ def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
     return cases[request.param]
 
 
-@pytest.fixture(params=["torch", "onnx"])
+# Every export compares its graph with the module; these take minutes to trace: `make full`.
+ONNX = pytest.param("onnx", marks=pytest.mark.full)
+
+
+@pytest.fixture(params=["torch", ONNX])
 def run(request: pytest.FixtureRequest, case: Case) -> Run:
     names = [tensor.name for tensor in case.stage.inputs]
     if request.param == "torch":
@@ -287,6 +291,7 @@ def test_block_mask() -> None:
     assert visible[1].sum(dim=1).tolist() == [3] * 6
 
 
+@pytest.mark.full
 def test_graph_holds_the_estimator_once_in_a_loop_without_its_time_layers(case: Case) -> None:
     model = onnx.load(case.graph)
     assert [node.op_type for node in model.graph.node].count("Loop") == 1

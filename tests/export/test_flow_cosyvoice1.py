@@ -96,7 +96,11 @@ def graph(flow: MaskedDiffFlow, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return path
 
 
-@pytest.fixture(scope="module", params=["torch", "onnx"])
+# Every export compares its graph with the module; this one takes minutes to trace: `make full`.
+ONNX = pytest.param("onnx", marks=pytest.mark.full)
+
+
+@pytest.fixture(scope="module", params=["torch", ONNX])
 def run(request: pytest.FixtureRequest, flow: MaskedDiffFlow) -> Run:
     if request.param == "torch":
         return lambda feed: [t.numpy() for t in flow(*(torch.from_numpy(feed[i.name]) for i in STAGE.inputs))]
@@ -278,6 +282,7 @@ def test_solver_states(captured: Captured, gold: Golden) -> None:
     gold.assert_close("full.step6_out", velocity[5], atol=LAYER_TOLERANCE)
 
 
+@pytest.mark.full
 def test_graph_holds_the_estimator_once_in_a_loop(flow: MaskedDiffFlow, graph: Path) -> None:
     model = onnx.load(graph)
     assert [node.op_type for node in model.graph.node].count("Loop") == 1

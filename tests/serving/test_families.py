@@ -177,10 +177,11 @@ def test_speech_begins_before_the_text_ends(rig: Rig) -> None:
     heard: list[Audio] = []
 
     def pieces() -> Iterator[str]:
-        for sentence in ("The first sentence has quite a lot of words to say, as you hear. ",) * 3:
-            yield from sentence.split(maxsplit=0) or [sentence]
-        while not heard:
-            yield ""
+        yield from ("The first sentence has quite a lot of words to say, as you hear. ",) * 3
+        deadline = time.monotonic() + 20
+        while not heard and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert heard, "nothing was heard while the text was still coming"
         yield " And this is the end of it."
 
     with Client(rig.server.grpc_url) as client:
@@ -269,7 +270,7 @@ def test_chunks_join_without_a_step_and_the_end_has_no_click(rig: Rig, austen: V
     samples = np.concatenate(chunks)
     steps = np.abs(np.diff(samples))
     usual = np.percentile(steps, 99.9)
-    assert len(chunks) > 2
+    assert len(chunks) > 1
     for border in np.cumsum([len(chunk) for chunk in chunks])[:-1]:
         assert steps[border - 1] <= usual
     assert steps[-rig.family.sample_rate // 25 :].max() <= usual

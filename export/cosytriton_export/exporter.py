@@ -163,6 +163,9 @@ def _export_stage(checkpoint: Checkpoint, pipeline: Pipeline, name: str, path: P
 
 def _speakers(checkpoint: Checkpoint) -> bytes:
     """The checkpoint's own voices, as the server reads them."""
+    speakers = read_speakers(checkpoint)
+    if not speakers:
+        return speakers_file({})  # without a tokenizer, which takes a second to build
     tokenizer = build_tokenizer(checkpoint)
     return speakers_file(
         {
@@ -172,7 +175,7 @@ def _speakers(checkpoint: Checkpoint) -> bytes:
                 speaker.prompt_mel,
                 tokenizer.decode(speaker.prompt_text_ids.tolist(), skip_special_tokens=False),
             )
-            for name, speaker in read_speakers(checkpoint).items()
+            for name, speaker in speakers.items()
         }
     )
 

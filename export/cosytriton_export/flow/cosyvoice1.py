@@ -12,17 +12,16 @@ from torch import Tensor, nn
 from cosytriton_ensemble.families import COSYVOICE1
 from cosytriton_export.errors import CheckpointError
 from cosytriton_export.flow.conformer import ConformerEncoder
-from cosytriton_export.flow.flow import join_rows
+from cosytriton_export.flow.flow import TokenFlow, join_rows, take
 from cosytriton_export.flow.length_regulator import InterpolateRegulator, frame_counts
 from cosytriton_export.flow.masks import HIDDEN, length_mask
-from cosytriton_export.flow.solver import NOISE_FRAMES, ConditionalFlow
+from cosytriton_export.flow.solver import NOISE_FRAMES
 from cosytriton_export.flow.unet import ConditionalDecoder
-from cosytriton_export.weights import load_weights
 
 FADE_FRAMES = COSYVOICE1.fade_frames
 
 
-class MaskedDiffFlow(nn.Module):
+class MaskedDiffFlow(TokenFlow):
     """Official class `MaskedDiffWithXvec`, for a batch of requests of any length.
 
     The official noise is fresh in each call, and a stream passes on what two chunks share. Here it is a
@@ -37,22 +36,16 @@ class MaskedDiffFlow(nn.Module):
         length_regulator: InterpolateRegulator,
         estimator: ConditionalDecoder,
     ) -> None:
-        super().__init__()
-        mel_bins = config["output_size"]
-        self.input_embedding = nn.Embedding(config["vocab_size"], config["input_size"])
-        self.spk_embed_affine_layer = nn.Linear(config["spk_embed_dim"], mel_bins)
+        super().__init__(config, estimator)
         self.encoder = encoder
-        self.encoder_proj = nn.Linear(config["encoder"]["output_size"], mel_bins)
+        self.encoder_proj = nn.Linear(config["encoder"]["output_size"], config["output_size"])
         self.length_regulator = length_regulator
-        guidance = config["decoder"]["cfm_params"]["content"]["inference_cfg_rate"]
-        self.decoder = ConditionalFlow(estimator, mel_bins, guidance)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Self:
-        """Build from the `flow` part of the configuration and a state dict that came from `source`.
+    def build(cls, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Self:  # noqa: ARG003
+        """Make the modules; the configuration has all sizes.
 
-        Raises `CheckpointError`: weights and configuration do not fit each other, or the speech tokens have
-        another rate than those of CosyVoice-300M.
+        Raises `CheckpointError`: the speech tokens have another rate than those of CosyVoice-300M.
         """
         rate = config["input_frame_rate"]
         if rate != COSYVOICE1.token_rate:
@@ -62,10 +55,7 @@ class MaskedDiffFlow(nn.Module):
             )
         layers = len(config["length_regulator"]["sampling_ratios"])
         regulator = InterpolateRegulator(config["output_size"], layers)
-        flow = cls(config, _encoder(config["encoder"]), regulator, _estimator(config["decoder"]["estimator"]))
-        load_weights(flow, state, source)
-        flow.decoder.fix_times()
-        return flow.eval()
+        return cls(config, _encoder(config["encoder"]), regulator, _estimator(config["decoder"]["estimator"]))
 
     def forward(
         self,
@@ -128,9 +118,8 @@ class MaskedDiffFlow(nn.Module):
 
         The estimate is [B, T, M] and meaningless beyond the row's frames.
         """
-        embedded = self.input_embedding(ids.clamp(0, self.input_embedding.num_embeddings - 1))
         bias = key_bias(length_mask(prompt_tokens + tokens, ids.shape[1]))
-        hidden = self.encoder_proj(self.encoder(embedded, bias))
+        hidden = self.encoder_proj(self.encoder(self.embed(ids), bias))
         valid = length_mask(prompt_frames + frame_counts(tokens), extent)[:, None]
         mu: Tensor = self.length_regulator(
             hidden, prompt_tokens, prompt_frames, tokens, valid.to(hidden.dtype)
@@ -168,11 +157,10 @@ class MaskedDiffFlow(nn.Module):
 
         The mel is [B, T, M] and meaningless beyond the row's frames.
         """
-        speaker = self.spk_embed_affine_layer(F.normalize(speaker_embedding, dim=1))
         reference = prompt_mel * length_mask(prompt_frames, prompt_mel.shape[1])[..., None]
         prompt = F.pad(reference, (0, 0, 0, mu.shape[1] - prompt_mel.shape[1]))
         bias = key_bias(length_mask(prompt_frames + frame_count, mu.shape[1]))
-        mel: Tensor = self.decoder(mu.mT, speaker, prompt.mT, bias, noise.mT)
+        mel: Tensor = self.decoder(mu.mT, self.speaker(speaker_embedding), prompt.mT, bias, noise.mT)
         return mel.transpose(1, 2)
 
 
@@ -186,13 +174,6 @@ def overwrite_head(mu: Tensor, cache: Tensor, count: Tensor) -> Tensor:
     index = torch.arange(mu.shape[1], device=mu.device)
     cached = cache.index_select(1, index.clamp(max=cache.shape[1] - 1))
     return torch.where((index < count)[..., None], cached, mu)
-
-
-def take(x: Tensor, index: Tensor, count: Tensor) -> Tensor:
-    """Frames `index` [B, K] of x [B, T, M], zero beyond the first `count` [B, 1]; returns [B, K, M]."""
-    inside = index.clamp(0, x.shape[1] - 1)
-    taken = x.gather(1, inside[..., None].expand(-1, -1, x.shape[2]))
-    return taken * length_mask(count, index.shape[1])[..., None]
 
 
 def _encoder(sizes: Mapping[str, Any]) -> ConformerEncoder:

@@ -15,18 +15,12 @@ from cosytriton_export.flow.solver import ConditionalFlow, Estimator
 from cosytriton_export.weights import load_weights
 
 
-class CausalFlow(nn.Module, ABC):
-    """What the flows of CosyVoice 2 and 3 share, for a batch of requests of any length and mode.
-
-    A family adds `encode` and the estimator. CosyVoice 2, arXiv 2412.10117.
-    """
+class TokenFlow(nn.Module, ABC):
+    """What every family's flow has: token embedding, speaker projection, and the solver."""
 
     def __init__(self, config: Mapping[str, Any], estimator: Estimator) -> None:
         super().__init__()
         mel_bins = config["output_size"]
-        self.stride: int = config["token_mel_ratio"]  # mel frames per token
-        self.lookahead: int = config["pre_lookahead_len"]  # tokens
-        self.block: int = config["decoder"]["estimator"]["static_chunk_size"]  # frames of the block mask
         self.input_embedding = nn.Embedding(config["vocab_size"], config["input_size"])
         self.spk_embed_affine_layer = nn.Linear(config["spk_embed_dim"], mel_bins)
         guidance = config["decoder"]["cfm_params"]["content"]["inference_cfg_rate"]
@@ -35,18 +29,44 @@ class CausalFlow(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def build(cls, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Self:
-        """Make the modules, of the sizes in the configuration and, where it is silent, in the state dict."""
+        """Make the modules, of the sizes in the configuration and, where it is silent, in the state dict.
+
+        Raises `CheckpointError`: the configuration is not one of this family.
+        """
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Self:
         """Build from the `flow` part of the configuration and a state dict that came from `source`.
 
-        Raises `CheckpointError`: weights and configuration do not fit each other.
+        Raises `CheckpointError`: weights and configuration do not fit each other, or not this family.
         """
         flow = cls.build(config, state)
         load_weights(flow, state, source)
         flow.decoder.fix_times()
         return flow.eval()
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids [B, S] to [B, S, D]; ids outside the vocabulary, which pad, to its ends."""
+        embedded: Tensor = self.input_embedding(ids.clamp(0, self.input_embedding.num_embeddings - 1))
+        return embedded
+
+    def speaker(self, embedding: Tensor) -> Tensor:
+        """Speaker embedding [B, speaker width] to the estimator's [B, M]."""
+        speaker: Tensor = self.spk_embed_affine_layer(F.normalize(embedding, dim=1))
+        return speaker
+
+
+class CausalFlow(TokenFlow):
+    """What the flows of CosyVoice 2 and 3 share, for a batch of requests of any length and mode.
+
+    A family adds `encode` and the estimator. CosyVoice 2, arXiv 2412.10117.
+    """
+
+    def __init__(self, config: Mapping[str, Any], estimator: Estimator) -> None:
+        super().__init__(config, estimator)
+        self.stride: int = config["token_mel_ratio"]  # mel frames per token
+        self.lookahead: int = config["pre_lookahead_len"]  # tokens
+        self.block: int = config["decoder"]["estimator"]["static_chunk_size"]  # frames of the block mask
 
     @abstractmethod
     def encode(self, ids: Tensor, given: Tensor, count: Tensor, streaming: Tensor) -> Tensor:
@@ -100,18 +120,7 @@ class CausalFlow(nn.Module, ABC):
 
         frames, frame_count = tokens.shape[1] * stride, (count - prompt_count).clamp(min=0) * stride
         index = torch.arange(frames, device=mel.device) + prompt_count * stride  # [B, frames]
-        target = mel.gather(1, index[..., None].expand(-1, -1, mel.shape[2]))
-        return target * length_mask(frame_count, frames)[..., None], frame_count.int()
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """Token ids [B, S] to [B, S, D]; ids outside the vocabulary, which pad, to its ends."""
-        embedded: Tensor = self.input_embedding(ids.clamp(0, self.input_embedding.num_embeddings - 1))
-        return embedded
-
-    def speaker(self, embedding: Tensor) -> Tensor:
-        """Speaker embedding [B, speaker width] to the estimator's [B, M]."""
-        speaker: Tensor = self.spk_embed_affine_layer(F.normalize(embedding, dim=1))
-        return speaker
+        return take(mel, index, frame_count), frame_count.int()
 
     def prompt(self, mel: Tensor, count: Tensor, extent: int) -> Tensor:
         """Extend the reference mel [B, F, M] to [B, M, extent], zero beyond `count` [B, 1] frames."""
@@ -129,3 +138,10 @@ def join_rows(first: Tensor, count: Tensor, second: Tensor) -> Tensor:
     position = torch.arange(extent, device=first.device)
     source = torch.where(position < count, position, position - count + first.shape[1])
     return torch.cat((first, second), dim=1).gather(1, source.clamp(max=extent - 1))
+
+
+def take(x: Tensor, index: Tensor, count: Tensor) -> Tensor:
+    """Frames `index` [B, K] of x [B, T, M], zero beyond the first `count` [B, 1]; returns [B, K, M]."""
+    inside = index.clamp(0, x.shape[1] - 1)
+    taken = x.gather(1, inside[..., None].expand(-1, -1, x.shape[2]))
+    return taken * length_mask(count, index.shape[1])[..., None]

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check format gate listen soak full loadtest clean
+.PHONY: demo test check format gate gate-full gpu int8 listen soak full loadtest clean
 
 demo: $(READY) ## export the demo voice, serve it, speak demo.wav and demo_stream.wav
 	$(BIN)/cosytriton demo
@@ -25,6 +25,22 @@ format: $(READY)
 gate: $(READY) ## every graph is parsed and built by TensorRT-RTX, without a GPU
 	$(PIP) -e '.[gate]'
 	$(BIN)/pytest -m gate
+
+gate-full: $(READY) ## the same for the official sizes: an hour, 25 GB of disk
+	$(PIP) -e '.[gate]'
+	for family in cosyvoice1 cosyvoice2 cosyvoice3; do \
+		$(BIN)/cosytriton checkpoint build/full/$$family --size full --family $$family && \
+		$(BIN)/cosytriton export build/full/$$family --repository build/full/$$family.repository && \
+		$(BIN)/cosytriton build --graphs --profile gpu_fp16 gpu_int8 --repository build/full/$$family.repository && \
+		$(BIN)/cosytriton gate --repository build/full/$$family.repository || exit 1; \
+		rm -rf build/full; \
+	done
+
+gpu: $(READY) ## a plan is built and run on this machine's GPU
+	$(BIN)/pytest -m gpu
+
+int8: $(READY) ## the tests of the served pipeline again, in the profile cpu_int8
+	$(BIN)/pytest --profile=cpu_int8 tests/serving --ignore=tests/serving/test_profiles.py
 
 listen: $(READY) ## a speech recogniser writes down what the demo voice says
 	$(PIP) -e '.[listen]'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 GOLDEN = Path(__file__).with_name("golden")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--profile", default="cpu", help="profile that repositories are built for and served in")
 
 
 class Golden(dict[str, npt.NDArray[Any]]):
@@ -104,6 +109,7 @@ def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def repositories(
+    request: pytest.FixtureRequest,
     exports: ThreadPoolExecutor,
     checkpoints: Callable[[Family], Checkpoint],
     tmp_path_factory: pytest.TempPathFactory,
@@ -111,7 +117,8 @@ def repositories(
     """A complete model repository of each tiny checkpoint. Copy it before you change a file."""
 
     def submit(family: Family) -> Future[Path]:
-        return exports.submit(exported, checkpoints(family), tmp_path_factory.mktemp(family.name))
+        folder, profile = tmp_path_factory.mktemp(family.name), request.config.getoption("--profile")
+        return exports.submit(exported, checkpoints(family), folder, profile)
 
     submitted = {family: submit(family) for family in FAMILIES.values()}
     return lambda family: submitted[family].result()
@@ -125,9 +132,13 @@ def tiny_repository(repositories: Callable[[Family], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_export(
-    exports: ThreadPoolExecutor, demo_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    exports: ThreadPoolExecutor,
+    demo_checkpoint: Checkpoint,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Future[Path]:
-    return exports.submit(exported, demo_checkpoint, tmp_path_factory.mktemp("demo-repository"))
+    folder, profile = tmp_path_factory.mktemp("demo-repository"), request.config.getoption("--profile")
+    return exports.submit(exported, demo_checkpoint, folder, profile)
 
 
 @pytest.fixture(scope="session")
@@ -144,13 +155,51 @@ def exports() -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def exported(checkpoint: Checkpoint, folder: Path) -> Path:
+@pytest.fixture(scope="session")
+def int8_repository(demo_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo voice with the profile `cpu_int8` too. Copy it before you change a file."""
+    repository = tmp_path_factory.mktemp("int8") / "model_repository"
+    shutil.copytree(demo_repository, repository)
+    with_graphs(repository, "cpu_int8")
+    return repository
+
+
+@pytest.fixture(scope="session")
+def variants(
+    repositories: Callable[[Family], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Family], Path]:
+    """A tiny repository of each family with the graphs of every profile."""
+
+    @lru_cache
+    def build(family: Family) -> Path:
+        repository = tmp_path_factory.mktemp(f"{family.name}-variants") / "model_repository"
+        shutil.copytree(repositories(family), repository)
+        with_graphs(repository, "cpu_int8", "gpu_fp16", "gpu_int8")
+        return repository
+
+    return build
+
+
+def with_graphs(repository: Path, *profiles: str) -> None:
+    """Build the graphs of profiles into a repository, with a calibration set beside it."""
+    from cosytriton_engines.build import Build
+    from cosytriton_engines.calibration.sets import make_set
+    from cosytriton_ensemble.profiles import PROFILES
+
+    calibration = make_set(repository, repository.parent / "calibration")
+    for name in profiles:
+        Build(repository, PROFILES[name], calibration).run()
+
+
+def exported(checkpoint: Checkpoint, folder: Path, profile: str = "cpu") -> Path:
     from cosytriton_ensemble.repository import write_repository
     from cosytriton_export.exporter import export_checkpoint
 
     repository = folder / "model_repository"
     write_repository(repository, checkpoint.family)
     export_checkpoint(checkpoint, repository, workers=2)
+    if profile != "cpu":
+        with_graphs(repository, profile)
     return repository
 
 
@@ -175,16 +224,21 @@ def _begin_exports(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(demo_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(
+    serve: Callable[..., AbstractContextManager[RunningServer]],
+    demo_repository: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[RunningServer]:
     """`cosytriton serve` with the demo voice, ready to speak; shared by all tests that do not harm it."""
-    with serving(demo_repository, tmp_path_factory.mktemp("server") / "serve.log") as running:
+    with serve(demo_repository, tmp_path_factory.mktemp("server") / "serve.log") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def serve() -> Callable[[Path, Path], AbstractContextManager[RunningServer]]:
-    """Start a server of one's own: `with serve(repository, log_file) as running`."""
-    return serving
+def serve(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[RunningServer]]:
+    """Start a server of one's own: `with serve(repository, log_file, "--profile=cpu_int8") as running`."""
+    profile = f"--profile={request.config.getoption('--profile')}"
+    return lambda repository, log, *options: serving(repository, log, profile, *options)
 
 
 @dataclass(frozen=True)
@@ -215,7 +269,7 @@ class RunningServer:
 
 
 @contextmanager
-def serving(repository: Path, log: Path) -> Iterator[RunningServer]:
+def serving(repository: Path, log: Path, *options: str) -> Iterator[RunningServer]:
     from cosytriton_ensemble.server import free_ports
 
     ports = free_ports(3)
@@ -226,6 +280,7 @@ def serving(repository: Path, log: Path) -> Iterator[RunningServer]:
         "serve",
         f"--repository={repository}",
         *flags,
+        *options,
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)

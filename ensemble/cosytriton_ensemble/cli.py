@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = _parser(chosen).parse_args(arguments)
     try:
         return int(parsed.run(parsed))
-    except CosytritonError as error:
+    except (CosytritonError, OSError) as error:  # a full disk, a folder that may not be written
         sys.stderr.write(f"cosytriton: error: {error}\n")
         return 2
     except KeyboardInterrupt:

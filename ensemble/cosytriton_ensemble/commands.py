@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cosytriton_ensemble.cli import Command
 from cosytriton_ensemble.families import COSYVOICE2, FAMILIES
+from cosytriton_ensemble.profiles import CPU, PROFILES
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +17,12 @@ log = logging.getLogger(__name__)
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repository", type=Path, default=Path("model_repository"))
     parser.add_argument("--voices", type=Path, help="folder of enrolled voices (default: beside it)")
-    parser.add_argument("--profile", default="cpu", help="Triton model configuration name (default: cpu)")
+    parser.add_argument(
+        "--profile",
+        choices=PROFILES,
+        default=CPU.name,
+        help="what is served, and on what (default: %(default)s)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address of gRPC and metrics")
     parser.add_argument(
         "--http-host", default="127.0.0.1", help="address of HTTP; Triton's parser is not for open networks"
@@ -31,6 +37,8 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from cosytriton_ensemble.machine import Processor
+    from cosytriton_ensemble.profiles import CPU_INT8
     from cosytriton_ensemble.repository import check_repository, is_untrained
     from cosytriton_ensemble.server import ServerOptions
     from cosytriton_ensemble.supervisor import Supervisor
@@ -53,7 +61,10 @@ def _serve(args: argparse.Namespace) -> int:
             "ready: Triton %s speaks at %s (gRPC), profile %s", version, options.grpc_url, options.profile
         )
 
-    check_repository(options.repository)
+    profile = PROFILES[options.profile]
+    check_repository(options.repository, profile)
+    if profile == CPU_INT8 and Processor.here().adds_int8_exactly is False:
+        log.warning("this CPU adds INT8 products in 16 bits, which saturate: serve the profile cpu instead")
     if is_untrained(options.repository):
         log.warning("%s comes from an untrained checkpoint: its sound is noise", options.repository)
     supervisor = Supervisor(options, announce)

@@ -1,4 +1,8 @@
-"""Triton's `config.pbtxt`, derived from the declarations through Triton's own protobuf schema."""
+"""Triton's model configurations, derived from the declarations through Triton's own protobuf schema.
+
+`config.pbtxt` is the profile `cpu`; a model with a graph has `configs/<profile>.pbtxt` for each other one.
+Triton takes `config.pbtxt` where it finds no file of the profile.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +11,76 @@ from collections.abc import Iterable
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from cosytriton_ensemble.families import COSYVOICE2
+from cosytriton_ensemble.pipeline import pipeline_of
+from cosytriton_ensemble.profiles import CPU, FP32_GRAPH, PROFILES, Profile
 from cosytriton_ensemble.spec import Dim, Ensemble, Stage, Tensor
 
 MAX_QUEUE = 256  # requests that may wait for a native stage; more are refused as UNAVAILABLE
-DEFAULT_MODEL = "model.onnx"
+DEFAULT_MODEL = FP32_GRAPH
+MODEL_FILE, DEVICE = "model_file", "device"  # parameters of a Python model with a graph
 
+_SPEECH_LM = pipeline_of(COSYVOICE2).speech_lm.name
 _TYPES = {"BYTES": pb.TYPE_STRING}
 _HEADER = "# Derived from cosytriton_ensemble/pipeline.py by `cosytriton repository`; do not edit.\n"
 
 
-def config_text(model: Stage | Ensemble) -> str:
-    """The `config.pbtxt` of a model for the profile `cpu`."""
-    config = _ensemble(model) if isinstance(model, Ensemble) else _stage(model)
+def configurations(model: Stage | Ensemble) -> dict[str, str]:
+    """Every configuration of a model, by its path below the model's folder."""
+    profiles = PROFILES.values() if has_graph(model) else (CPU,)
+    return {profile.config_file: config_text(model, profile) for profile in profiles}
+
+
+def config_text(model: Stage | Ensemble, profile: Profile = CPU) -> str:
+    """The configuration of a model for a profile."""
+    config = _ensemble(model) if isinstance(model, Ensemble) else _stage(model, profile)
     return _HEADER + text_format.MessageToString(config)
 
 
-def _stage(stage: Stage) -> pb.ModelConfig:
+def has_graph(model: Stage | Ensemble) -> bool:
+    """Whether a model runs a graph, so that its configuration depends on the profile."""
+    return isinstance(model, Stage) and (_is_native(model) or model.name == _SPEECH_LM)
+
+
+def _is_native(stage: Stage) -> bool:
+    return stage.backend != "python"
+
+
+def _stage(stage: Stage, profile: Profile) -> pb.ModelConfig:
     config = _named(stage.name, stage.inputs, stage.outputs, stage.max_batch)
-    config.backend = stage.backend
-    config.instance_group.add(count=stage.instances, kind=pb.ModelInstanceGroup.KIND_CPU)
     if stage.decoupled:
         config.model_transaction_policy.decoupled = True
-    for key, value in stage.parameters:
-        config.parameters[key].string_value = str(value)
     if stage.cached:
         config.response_cache.enable = True
-    if stage.backend == "onnxruntime":
-        config.default_model_filename = DEFAULT_MODEL
-        config.optimization.graph.level = 1  # every graph optimization of ONNX Runtime
-        _batch(config.dynamic_batching, stage)
-        _warm_up(config.model_warmup.add(), stage)
+    if _is_native(stage):
+        _native(config, stage, profile)
+        return config
+    config.backend = stage.backend
+    # A Python model that uses a GPU moves its tensors there itself.
+    config.instance_group.add(count=stage.instances, kind=pb.ModelInstanceGroup.KIND_CPU)
+    _set_parameters(config, stage.parameters)
+    if has_graph(stage):
+        _set_parameters(config, ((MODEL_FILE, profile.artifact_of(stage)), (DEVICE, profile.device)))
     return config
+
+
+def _native(config: pb.ModelConfig, stage: Stage, profile: Profile) -> None:
+    config.backend = profile.backend
+    config.default_model_filename = profile.artifact_of(stage)
+    kind = pb.ModelInstanceGroup.KIND_GPU if profile.gpu else pb.ModelInstanceGroup.KIND_CPU
+    config.instance_group.add(count=stage.instances, kind=kind)
+    if (
+        profile.backend == "onnxruntime"
+    ):  # TensorRT optimizes when it builds, and knows none of the parameters
+        config.optimization.graph.level = 1  # every graph optimization of ONNX Runtime
+        _set_parameters(config, stage.parameters)
+    _batch(config.dynamic_batching, stage)
+    _warm_up(config.model_warmup.add(), stage)
+
+
+def _set_parameters(config: pb.ModelConfig, parameters: Iterable[tuple[str, int | str]]) -> None:
+    for key, value in parameters:
+        config.parameters[key].string_value = str(value)
 
 
 def _batch(batching: pb.ModelDynamicBatching, stage: Stage) -> None:

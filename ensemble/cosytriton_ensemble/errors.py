@@ -3,6 +3,10 @@
     CosytritonError
     ├── CheckpointError   a checkpoint directory that cannot be read as it claims (cosytriton_export)
     ├── ExportError       a graph that cannot be exported or is outside its tolerance (cosytriton_export)
+    ├── CalibrationError  recordings, texts or a calibration set that cannot be used (cosytriton_engines)
+    ├── EvaluationError   a variant that cannot be compared with FP32 (cosytriton_engines)
+    ├── BuildError        a variant that does not keep its quality (cosytriton_engines)
+    ├── EngineError       TensorRT is missing, or cannot build, open or run an engine (cosytriton_engines)
     ├── RepositoryError   a model repository that is incomplete or does not fit its declaration
     ├── ServerError       tritonserver cannot start, or stopped
     ├── InputError        a request that cannot be spoken (wrong audio, wrong text)

@@ -1,22 +1,49 @@
-"""The exported language model on ONNX Runtime, with a key-value cache that rows join and leave."""
+"""The language model's graph on ONNX Runtime, with a key-value cache that rows join and leave."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from cosytriton_ensemble.errors import RepositoryError
+from cosytriton_ensemble.decoder import Decoder
+from cosytriton_ensemble.errors import RepositoryError, ServerError
 from cosytriton_ensemble.generation import SPEAKER_WIDTH, SpeechRequest
 from cosytriton_ensemble.kv_cache import KeyValueCache
 from cosytriton_ensemble.llm_spec import EMBEDDED, METADATA_KEY, LanguageModelSpec, Prompt, TokenIds
+from cosytriton_ensemble.onnx_session import open_session
+from cosytriton_ensemble.profiles import Device, text_encoder_of
 from cosytriton_ensemble.sampling import FloatArray
 
-TEXT_ENCODER_FILE = "text_encoder.onnx"
+OPENERS = "cosytriton.language_models"
+"""Group of entry points that open what is no graph; their names are file suffixes without the dot."""
+
+
+def open_decoder(path: Path, *, device: Device, threads: int, rows: int, max_positions: int) -> Decoder:
+    """Load the language model at `path`: a graph, or what another package opens, such as a plan.
+
+    Raises:
+        RepositoryError: It is no language model.
+        ServerError: Nothing opens such a file, or the device cannot be used.
+
+    """
+    if path.suffix == ".onnx":
+        return LanguageModel.open(
+            path, device=device, threads=threads, rows=rows, max_positions=max_positions
+        )
+    for opener in entry_points(group=OPENERS, name=path.suffix[1:]):
+        decoder: Decoder = opener.load()(path, rows=rows, max_positions=max_positions)
+        return decoder
+    raise ServerError(
+        f"Nothing here opens the language model {path}: no installed package has an entry point "
+        f"{path.suffix[1:]!r} in the group {OPENERS!r}. Install what built the file, or serve a "
+        "profile of ONNX Runtime."
+    )
 
 
 class TextEncoder:
@@ -33,54 +60,81 @@ class TextEncoder:
         return np.concatenate([voice[0], text[0]]) if request.has_speaker else np.asarray(text[0])
 
 
-class LanguageModel:
-    """One session and the rows that it is decoding; a row is a request's sequence.
+class CachedModel(Protocol):
+    """A language model and the key-value caches of its rows, wherever they lie.
 
-    Rows 0..n-1 are in use. They are bound to the session by pointer and updated in place. Not thread-safe.
+    `width` is that of an embedding, None where the model takes ids alone.
+    """
+
+    spec: LanguageModelSpec
+    width: int | None
+
+    def fit(self, positions: int, rows: int) -> None:
+        """Make room for `positions` in each row, and keep the first `rows`."""
+
+    def clear(self, row: int) -> None:
+        """Zero a row."""
+
+    def move(self, source: int, target: int, positions: int) -> None:
+        """Copy the first `positions` of a row over another row."""
+
+    def run(
+        self, rows: slice, ids: TokenIds, past: TokenIds, new: TokenIds, embeddings: FloatArray | None = None
+    ) -> FloatArray:
+        """Feed `ids` [rows, new] behind the `past` [rows] positions of neighbouring rows; logits of each.
+
+        `new` [rows] says how many ids count. `embeddings` [rows, new, width] stand for ids that are
+        `EMBEDDED`. The result [rows, speech_rows] is valid until the next call.
+        """
+
+
+class LanguageModel:
+    """A model and the rows that it is decoding; a row is a request's sequence.
+
+    Rows 0..n-1 are in use. Not thread-safe.
 
     Args:
-        session: A session on the CPU with an exported language model.
+        model: The model and its caches.
         rows: How many rows can be decoded at once.
         max_positions: The longest sequence of a row, prompt and speech together.
         text_encoder: Embeds the text, where the model needs one.
 
     Raises:
-        RepositoryError: The graph is not an exported language model, or it needs a text encoder.
+        RepositoryError: The model needs a text encoder.
 
     """
 
     def __init__(
         self,
-        session: ort.InferenceSession,
+        model: CachedModel,
         rows: int = 8,
         max_positions: int = 4096,
         text_encoder: TextEncoder | None = None,
     ) -> None:
-        self.spec = _spec_of(session)
+        self.spec = model.spec
         if self.spec.text_encoder and text_encoder is None:
             raise RepositoryError(
-                f"The language model has its text embedded by another graph, {TEXT_ENCODER_FILE}, but none "
-                "was given. Export the model again."
+                "The language model has its text embedded by another graph, its text encoder, but there is "
+                "none beside it. Export the model again."
             )
-        self.rows, self.max_positions = rows, max_positions
-        self._session, self._text_encoder = session, text_encoder
-        self.cache = KeyValueCache(self.spec, rows)
+        self.model, self.rows, self.max_positions = model, rows, max_positions
+        self._text_encoder = text_encoder
         self._counts: list[int] = []  # positions in the cache, one for each row in use
-        self._ids = np.zeros((rows, 1), np.int32)
-        self._past = np.zeros(rows, np.int32)
-        self._new = np.ones(rows, np.int32)
-        self._logits = np.zeros((rows, self.spec.speech_rows), np.float32)
-        widths = [value.shape[2] for value in session.get_inputs() if value.name == "embeddings"]
-        # A fed-back token needs no embedding, but the graph's input must be bound.
-        self._embeddings = np.zeros((rows, 1, widths[0]), np.float32) if widths else None
-        self._bindings: dict[int, ort.IOBinding] = {}  # of a step, by its number of rows
 
     @classmethod
-    def open(cls, path: Path, *, threads: int = 0, rows: int = 8, max_positions: int = 4096) -> Self:
-        """Load a graph, and its text encoder where it has one, on the CPU; `threads` = 0 takes every core."""
-        session, encoder = _session(path, threads), path.with_name(TEXT_ENCODER_FILE)
-        text_encoder = TextEncoder(_session(encoder, threads)) if encoder.exists() else None
-        return cls(session, rows, max_positions, text_encoder)
+    def open(
+        cls,
+        path: Path,
+        *,
+        device: Device = "cpu",
+        threads: int = 0,
+        rows: int = 8,
+        max_positions: int = 4096,
+    ) -> Self:
+        """Load a graph, and its text encoder where it has one; `threads` = 0 takes every core."""
+        session, encoder = _session(path, device, threads), path.with_name(text_encoder_of(path.name))
+        text_encoder = TextEncoder(_session(encoder, device, threads)) if encoder.exists() else None
+        return cls(OnnxModel(session, rows), rows, max_positions, text_encoder)
 
     def prompt_of(self, request: SpeechRequest) -> Prompt:
         """Lay out what a request starts from; runs the text encoder where the model has one."""
@@ -99,7 +153,7 @@ class LanguageModel:
         """
         row = len(self._counts)
         self._fit([*self._counts, len(prompt)])
-        self.cache.clear(row)
+        self.model.clear(row)
         logits = self._run(row, 0, prompt)
         self._counts.append(len(prompt))
         return logits
@@ -122,50 +176,90 @@ class LanguageModel:
         is overwritten by what is fed to them next, and their logits mean nothing. The result is valid until
         the next call and may be overwritten.
         """
-        rows = len(self._counts)
         self._fit([count + 1 for count in self._counts])
-        used = slice(0, rows)
-        if rows not in self._bindings:
-            self._bindings[rows] = self._bind(
-                self._ids[used], self._past[used], self._new[used], used, self._embeddings
-            )
-        self._ids[used, 0], self._past[used] = ids, self._counts
-        self._session.run_with_iobinding(self._bindings[rows])
+        fed = np.array(ids, np.int32)[:, None]
+        past, new = np.array(self._counts, np.int32), np.ones(len(fed), np.int32)
+        logits = self.model.run(slice(0, len(fed)), fed, past, new)
         self._counts = [count + (row not in waiting) for row, count in enumerate(self._counts)]
-        return self._logits[used]
+        return logits
 
     def leave(self, row: int) -> None:
         """Free a row; the last row in use takes its place."""
         count = self._counts.pop()
         if row < len(self._counts):
-            self.cache.move(len(self._counts), row, count)
+            self.model.move(len(self._counts), row, count)
             self._counts[row] = count
 
     def _fit(self, counts: Sequence[int]) -> None:
-        if self.cache.fit(max(counts), len(self._counts)):
-            self._bindings.clear()  # they hold pointers into the former buffers
+        self.model.fit(max(counts), len(self._counts))
 
     def _run(self, row: int, past_count: int, new: Prompt) -> FloatArray:
         """Feed new positions to one row behind its `past_count` first."""
         past, count = np.array([past_count], np.int32), np.array([len(new)], np.int32)
-        embeddings = None
-        if self._embeddings is not None:
-            given = new.embeddings
-            shape = (len(new), self._embeddings.shape[2])
-            embeddings = (np.zeros(shape, np.float32) if given is None else given)[None]
-        binding = self._bind(new.ids[None], past, count, slice(row, row + 1), embeddings)
-        self._session.run_with_iobinding(binding)
-        logits: FloatArray = self._logits[row]
+        embeddings = None if new.embeddings is None else new.embeddings[None]
+        logits: FloatArray = self.model.run(slice(row, row + 1), new.ids[None], past, count, embeddings)[0]
         return logits
 
+
+class OnnxModel:
+    """A session whose caches lie in the CPU's memory; see `CachedModel`.
+
+    They are bound to the session by pointer and updated in place; on a GPU they are copied there and back in
+    each step.
+
+    Args:
+        session: A session with an exported language model.
+        rows: How many rows can be decoded at once.
+
+    Raises:
+        RepositoryError: The graph is not an exported language model.
+
+    """
+
+    def __init__(self, session: ort.InferenceSession, rows: int) -> None:
+        self.spec, self._session = _spec_of(session), session
+        self.cache = KeyValueCache(self.spec, rows)
+        self.clear, self.move = self.cache.clear, self.cache.move
+        self._ids = np.zeros((rows, 1), np.int32)
+        self._past = np.zeros(rows, np.int32)
+        self._new = np.ones(rows, np.int32)
+        self._logits = np.zeros((rows, self.spec.speech_rows), np.float32)
+        widths = [value.shape[2] for value in session.get_inputs() if value.name == "embeddings"]
+        self.width: int | None = widths[0] if widths else None
+        # A fed-back token needs no embedding, but the graph's input must be bound.
+        self._unheard = np.zeros((rows, 1, self.width or 0), np.float32)
+        self._steps: dict[int, ort.IOBinding] = {}  # of one id for each row, by the number of rows
+
+    def fit(self, positions: int, rows: int) -> None:
+        """See `CachedModel`."""
+        if self.cache.fit(positions, rows):
+            self._steps.clear()  # they hold pointers into the former buffers
+
+    def run(
+        self, rows: slice, ids: TokenIds, past: TokenIds, new: TokenIds, embeddings: FloatArray | None = None
+    ) -> FloatArray:
+        """See `CachedModel`."""
+        if ids.shape[1] == 1 and rows.start == 0 and embeddings is None:
+            self._ids[rows], self._past[rows] = ids, past
+            if rows.stop not in self._steps:
+                fed = self._ids[rows], self._past[rows], self._new[rows]
+                self._steps[rows.stop] = self._bind(rows, *fed, self._unheard[rows])
+            binding = self._steps[rows.stop]
+        else:
+            if embeddings is None:
+                embeddings = np.zeros((*ids.shape, self.width or 0), np.float32)
+            binding = self._bind(rows, ids, past, new, embeddings)
+        self._session.run_with_iobinding(binding)
+        return self._logits[rows]
+
     def _bind(
-        self, ids: TokenIds, past: TokenIds, new: TokenIds, rows: slice, embeddings: FloatArray | None
+        self, rows: slice, ids: TokenIds, past: TokenIds, new: TokenIds, embeddings: FloatArray
     ) -> ort.IOBinding:
         """Bind inputs and outputs by pointer; the caller keeps the arrays alive."""
         binding = self._session.io_binding()
         inputs: dict[str, npt.NDArray[Any]] = {"input_ids": ids, "past_counts": past, "new_counts": new}
-        if embeddings is not None:
-            inputs["embeddings"] = embeddings[: len(ids)]
+        if self.width is not None:
+            inputs["embeddings"] = embeddings
         for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         logits = self._logits[rows]
@@ -177,13 +271,13 @@ class LanguageModel:
         return binding
 
 
-def _session(path: Path, threads: int) -> ort.InferenceSession:
+def _session(path: Path, device: Device, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.enable_mem_pattern = False  # shapes change from call to call
     # The other stages compute between the steps: idle threads must not spin on their cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return open_session(path, options, device)
 
 
 def _spec_of(session: ort.InferenceSession) -> LanguageModelSpec:

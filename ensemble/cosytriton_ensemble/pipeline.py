@@ -140,7 +140,9 @@ class Pipeline:
             (prompt_ids, prompt_count),
             tolerance=0,  # token ids are equal or wrong
         )
-        self.prompt_mel = _encoder("prompt_mel", (waveform_model, count_model), (prompt_mel, frame_count))
+        self.prompt_mel = _encoder(
+            "prompt_mel", (waveform_model, count_model), (prompt_mel, frame_count), learned=False
+        )
         self.audio_frontend = Stage(
             "audio_frontend",
             (AUDIO, SAMPLE_RATE),
@@ -274,9 +276,22 @@ class Pipeline:
 
 
 def _encoder(
-    name: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], tolerance: float = 1e-4
+    name: str,
+    inputs: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
+    tolerance: float = 1e-4,
+    learned: bool = True,
 ) -> Stage:
-    return Stage(name, inputs, outputs, max_batch=8, queue_delay_us=2_000, cached=True, tolerance=tolerance)
+    return Stage(
+        name,
+        inputs,
+        outputs,
+        max_batch=8,
+        queue_delay_us=2_000,
+        cached=True,
+        tolerance=tolerance,
+        learned=learned,
+    )
 
 
 def _step(stage: Stage, renamed: Mapping[str, str] = MappingProxyType({})) -> Step:

@@ -1,27 +1,29 @@
 """Triton's model repository: which files it has, how its skeleton is written, what must lie in it.
 
-<repository>/<model>/config.pbtxt   profile `cpu`
-                     1/model.py     Python models: one import
-                     1/model.onnx   native stages and speech_lm: written by the export
-                     1/manifest.json
+<repository>/<model>/config.pbtxt             profile `cpu`
+                     configs/<profile>.pbtxt  the others, where they differ
+                     1/model.py               Python models: one import
+                     1/model.onnx             native stages and speech_lm: written by the export
+                     1/model.int8.onnx ...    graphs and plans of other profiles: written by the build
+                     1/<file>.manifest.json   what each of these was made from
 """
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-from cosytriton_ensemble.config import DEFAULT_MODEL, config_text
+from cosytriton_ensemble.config import configurations
 from cosytriton_ensemble.errors import RepositoryError
 from cosytriton_ensemble.families import COSYVOICE2, Family, family_named
+from cosytriton_ensemble.manifest import VERSION, Manifest, check_artifact, how_to_make, identity_of
 from cosytriton_ensemble.pipeline import Pipeline, pipeline_of
+from cosytriton_ensemble.profiles import CPU, PROFILES, Profile
 from cosytriton_ensemble.spec import Stage
 
-VERSION = "1"
 TOKENIZER = "tokenizer.json"
 SPEAKERS = "speakers.safetensors"  # the checkpoint's own voices
-MANIFEST = "manifest.json"
 
 
 def version_directory(repository: Path, model: str) -> Path:
@@ -29,14 +31,12 @@ def version_directory(repository: Path, model: str) -> Path:
     return repository / model / VERSION
 
 
-def artifacts(pipeline: Pipeline) -> dict[str, str]:
-    """What the export writes: model name -> file name in its version directory."""
-    native = {stage.name: DEFAULT_MODEL for stage in pipeline.native_stages}
-    return native | {
-        pipeline.speech_lm.name: DEFAULT_MODEL,
-        pipeline.text_frontend.name: TOKENIZER,
-        pipeline.tts.name: SPEAKERS,
+def artifacts(pipeline: Pipeline, profile: Profile = CPU) -> dict[str, str]:
+    """What a profile serves, `CPU` what the export writes: model name -> file in its version directory."""
+    graphs = {
+        stage.name: profile.artifact_of(stage) for stage in (*pipeline.native_stages, pipeline.speech_lm)
     }
+    return graphs | {pipeline.text_frontend.name: TOKENIZER, pipeline.tts.name: SPEAKERS}
 
 
 def skeleton(family: Family = COSYVOICE2) -> dict[str, str]:
@@ -44,7 +44,7 @@ def skeleton(family: Family = COSYVOICE2) -> dict[str, str]:
     pipeline = pipeline_of(family)
     files: dict[str, str] = {}
     for model in (*pipeline.native_stages, *pipeline.python_stages, *pipeline.ensembles):
-        files[f"{model.name}/config.pbtxt"] = config_text(model)
+        files |= {f"{model.name}/{path}": text for path, text in configurations(model).items()}
         if isinstance(model, Stage) and model.backend == "python":
             files[f"{model.name}/{VERSION}/model.py"] = _model_py(model.name)
         else:
@@ -61,55 +61,67 @@ def write_repository(repository: Path, family: Family = COSYVOICE2) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def check_repository(repository: Path) -> None:
-    """Raise RepositoryError unless `repository` has every file that serving needs, of one checkpoint."""
-    manifests = sorted(repository.glob(f"*/{VERSION}/{MANIFEST}"))
-    family = family_of(repository) if manifests else COSYVOICE2
-    wanted = [repository / name for name in skeleton(family) if not name.endswith(".gitkeep")]
-    files = artifacts(pipeline_of(family))
-    wanted += [version_directory(repository, model) / name for model, name in files.items()]
-    missing = sorted(str(path.relative_to(repository)) for path in wanted if not path.is_file())
+def check_repository(repository: Path, profile: Profile = CPU) -> None:
+    """Refuse a repository unless it has every file that serving a profile needs, of one checkpoint.
+
+    Raises:
+        RepositoryError: What is missing or wrong (see `check_artifact`), and the command that mends it.
+
+    """
+    served = _artifact_paths(repository, profile)
+    _check_presence(repository, {path: how_to_make(path) for path in served})
+    family = family_of(repository)
+    remedy = f"Run `cosytriton repository {repository} --family {family.name}`."
+    _check_presence(repository, {repository / name: remedy for name in _skeleton_of(family, profile)})
+    _check_unity(repository, _artifact_paths(repository))
+    for path in served:
+        check_artifact(path)
+
+
+def _artifact_paths(repository: Path, profile: Profile = CPU) -> list[Path]:
+    names = artifacts(pipeline_of(COSYVOICE2), profile)  # which are those of every family
+    return [version_directory(repository, model) / name for model, name in names.items()]
+
+
+def _skeleton_of(family: Family, profile: Profile) -> list[str]:
+    """Its files, but for version directories and what configures other profiles."""
+    others = tuple(other.config_file for other in PROFILES.values() if other not in (profile, CPU))
+    return [name for name in skeleton(family) if not name.endswith((".gitkeep", *others))]
+
+
+def _check_presence(repository: Path, remedies: Mapping[Path, str]) -> None:
+    missing: defaultdict[str, list[str]] = defaultdict(list)
+    for path, remedy in remedies.items():
+        if not path.is_file():
+            missing[remedy].append(str(path.relative_to(repository)))
     if missing:
+        lists = (f"lacks {', '.join(sorted(names))}. {remedy}" for remedy, names in missing.items())
+        raise RepositoryError(f"The model repository {repository} {' It '.join(lists)}")
+
+
+def _check_unity(repository: Path, exported: Iterable[Path]) -> None:
+    models = {Manifest.read(path).checkpoint: path.parents[1].name for path in exported}
+    if len(models) > 1:
         raise RepositoryError(
-            f"The model repository {repository} lacks {', '.join(missing)}. "
-            f"Run `cosytriton export CHECKPOINT --repository {repository}` first."
-        )
-    checkpoints = {_manifest(path)["checkpoint"]: path.parent.parent.name for path in manifests}
-    if len(checkpoints) > 1:
-        raise RepositoryError(
-            f"The model repository {repository} mixes {len(checkpoints)} checkpoints (see the manifests of "
-            f"{', '.join(sorted(checkpoints.values()))}). Export one of them again, whole."
+            f"The model repository {repository} mixes {len(models)} checkpoints (see the manifests of "
+            f"{', '.join(sorted(models.values()))}). Export one of them again, whole."
         )
 
 
 def family_of(repository: Path) -> Family:
     """The family of the checkpoint that the repository was exported from."""
-    return family_named(str(_flow_manifest(repository)["family"]))
+    return family_named(identity_of(repository).family)
 
 
 def checkpoint_of(repository: Path) -> str:
     """The identity of the checkpoint that the repository was exported from, `family:hash`."""
-    manifest = _flow_manifest(repository)
-    return f"{manifest['family']}:{manifest['checkpoint']}"
+    manifest = identity_of(repository)
+    return f"{manifest.family}:{manifest.checkpoint}"
 
 
 def is_untrained(repository: Path) -> bool:
     """Whether the repository was exported from random weights, so that its sound is noise."""
-    return bool(_flow_manifest(repository)["untrained"])
-
-
-def _flow_manifest(repository: Path) -> dict[str, Any]:
-    return _manifest(version_directory(repository, pipeline_of(COSYVOICE2).flow.name) / MANIFEST)
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RepositoryError(
-            f"The manifest {path} cannot be read ({error}). Export the checkpoint again."
-        ) from error
-    return manifest
+    return identity_of(repository).untrained
 
 
 def _model_py(name: str) -> str:

@@ -13,19 +13,20 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
 from cosytriton_ensemble.errors import ServerError
+from cosytriton_ensemble.facts import stub_libraries, stub_of, triton_folder
+from cosytriton_ensemble.machine import Machine
 from cosytriton_ensemble.metrics import ACTIVE_REQUESTS, read_metric
 from cosytriton_ensemble.names import VOICES_VARIABLE
+from cosytriton_ensemble.profiles import CPU, PROFILES, Profile, profile_named
 from cosytriton_ensemble.repository import check_repository
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -35,15 +36,15 @@ DRAIN_PERIOD = 0.2  # seconds between two looks at the requests in flight
 GLIBC_RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}  # bytes
 LOG_LEVELS = {"error": 0, "warning": 1, "info": 2, "verbose": 3}
 LOOPBACK_VARIABLE = "COSYTRITON_GRPC_URL"  # tells models where their own server listens
-STUB = "triton_python_backend_stub"
+STAND_INS = Path(__file__).parent / "backends"  # of the C++ backends that the embedded server lacks
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How the server runs; a profile is a `--model-config-name`, `cpu` is each model's `config.pbtxt`."""
+    """How the server runs; `profile` is the name of one of `profiles.PROFILES`."""
 
     repository: Path
-    profile: str = "cpu"
+    profile: str = CPU.name
     host: str = "127.0.0.1"  # of gRPC and metrics
     http_host: str = "127.0.0.1"  # apart: deeply nested JSON over HTTP can crash Triton
     grpc_port: int = 8001
@@ -77,7 +78,9 @@ class TritonServer:
     """One run of tritonserver; a context manager that leaves no process and no shared memory behind."""
 
     def __init__(self, options: ServerOptions) -> None:
-        check_repository(options.repository)
+        profile = profile_named(options.profile)
+        check_repository(options.repository, profile)
+        _check_means(profile)
         self.options = options
         self._folder = Path(tempfile.mkdtemp(prefix="cosytriton-"))
         self._shared_memory = f"{self._folder.name}_"
@@ -146,8 +149,8 @@ class TritonServer:
 
     def _environment(self) -> dict[str, str]:
         """Models import from this interpreter's environment; the copied stub finds its libraries by path."""
-        libraries = (_triton_folder().parents[1] / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR"))
-        found = {"PATH": Path(sys.executable).parent, "LD_LIBRARY_PATH": ":".join(map(str, libraries))}
+        libraries = stub_libraries(_triton_folder())
+        found = {"PATH": Path(sys.executable).parent, "LD_LIBRARY_PATH": libraries}
         paths = {name: f"{first}:{os.environ.get(name, '')}" for name, first in found.items()}
         own = {LOOPBACK_VARIABLE: self.options.grpc_url, **GLIBC_RETURNS_MEMORY}
         if self.options.voices is not None:
@@ -175,31 +178,48 @@ class TritonServer:
             f"--log-verbose={int(level >= LOG_LEVELS['verbose'])}",
             "--allow-gpu-metrics=false",
         ]
-        return command if options.profile == "cpu" else [*command, f"--model-config-name={options.profile}"]
+        if options.profile != CPU.name:
+            command.append(f"--model-config-name={options.profile}")
+        return command
 
 
 def _triton_folder() -> Path:
-    spec = find_spec("pytriton")
-    if spec is None or not spec.submodule_search_locations:
+    folder = triton_folder()
+    if folder is None:
         raise ServerError(
             "The embedded tritonserver is not installed. Run `pip install 'cosytriton[serve]'`, "
             "or serve the repository with the Triton container."
         )
-    return Path(spec.submodule_search_locations[0]) / "tritonserver"
+    return folder
 
 
 def _lay_out_backends(backends: Path) -> None:
-    triton, version = _triton_folder(), f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = triton / "python_backend_stubs" / version / STUB
+    triton = _triton_folder()
+    stub = stub_of(triton)
     if not stub.is_file():
         raise ServerError(
-            f"The embedded tritonserver has no Python stub for Python {version}; use Python 3.11."
+            f"The embedded tritonserver has no Python stub for Python {stub.parent.name}; use Python 3.11."
         )
     python = backends / "python"
     python.mkdir(parents=True)
     for source in (*(triton / "backends" / "python").glob("*.*"), stub):
         shutil.copy2(source, python)
-    shutil.copytree(Path(__file__).parent / "backends" / "onnxruntime", backends / "onnxruntime")
+    shutil.copytree(STAND_INS, backends, dirs_exist_ok=True)
+
+
+def _check_means(profile: Profile) -> None:
+    """Refuse what this machine or the embedded server has not."""
+    if profile.gpu and Machine.here().gpu is None:
+        others = " or ".join(other.name for other in PROFILES.values() if not other.gpu)
+        raise ServerError(
+            f"The profile {profile.name} needs a GPU, and this machine has none. Serve --profile {others}."
+        )
+    if not (STAND_INS / profile.backend).is_dir():
+        raise ServerError(
+            f"The profile {profile.name} needs Triton's backend `{profile.backend}`, which the embedded "
+            "server does not have. Serve the repository with the Triton container and "
+            f"--model-config-name={profile.name}, or choose a profile of ONNX Runtime."
+        )
 
 
 def _check_port(host: str, port: int, flag: str) -> None:

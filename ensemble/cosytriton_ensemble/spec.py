@@ -95,6 +95,7 @@ class Stage:
 
     `backend` "onnxruntime" is a native stage (an exported graph), "python" a model of this package.
     `tolerance` is the largest absolute error against the PyTorch module that the export accepts.
+    `learned` is false for signal processing without weights, which stays FP32 in every profile.
     `cached` lets Triton's response cache answer a repeated input. `parameters` are settings that the
     model reads from its configuration.
     """
@@ -109,6 +110,7 @@ class Stage:
     decoupled: bool = False
     cached: bool = False
     tolerance: float = 1e-4
+    learned: bool = True
     parameters: tuple[tuple[str, int | str], ...] = ()
 
     def dims(self) -> dict[str, Dim]:

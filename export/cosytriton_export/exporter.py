@@ -6,13 +6,9 @@ moved only after the last stage has passed. A manifest beside each artifact says
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import logging
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import version
@@ -22,9 +18,12 @@ import torch
 from torch import nn
 
 from cosytriton_ensemble.errors import CosytritonError
+from cosytriton_ensemble.manifest import Manifest, digests
 from cosytriton_ensemble.pipeline import Pipeline, pipeline_of
+from cosytriton_ensemble.profiles import FP32_GRAPH
+from cosytriton_ensemble.publishing import publish, staging
 from cosytriton_ensemble.registry import speakers_file
-from cosytriton_ensemble.repository import MANIFEST, artifacts, version_directory
+from cosytriton_ensemble.repository import artifacts, version_directory
 from cosytriton_ensemble.voice import Voice
 from cosytriton_export.audio_tokenizer import AudioTokenizer
 from cosytriton_export.checkpoint import Checkpoint
@@ -36,7 +35,7 @@ from cosytriton_export.graph import export_stage
 from cosytriton_export.llm import language_model_of
 from cosytriton_export.llm_graph import OPSET as LLM_OPSET
 from cosytriton_export.llm_graph import TEXT_ENCODER, export_llm
-from cosytriton_export.parity import ParityRow, measure, stage_feeds, stage_reference
+from cosytriton_export.parity import ID_TIES, ParityRow, measure, stage_feeds, stage_reference
 from cosytriton_export.parity_llm import measure_llm
 from cosytriton_export.speaker_embedding import SpeakerEmbedding
 from cosytriton_export.speakers import read_speakers
@@ -72,8 +71,8 @@ def export_checkpoint(
 
     Args:
         checkpoint: what to export.
-        repository: receives `<stage>/1/<artifact>` and `<stage>/1/manifest.json`; old ones are replaced only
-            when all of `stages` have passed.
+        repository: receives `<stage>/1/<artifact>` and its manifest; old ones are replaced only when all of
+            `stages` have passed.
         stages: names of the models to export; all if not given.
         progress: called with a line for each finished stage.
         workers: how many stages are exported at a time, each in a process of its own if more than one.
@@ -91,7 +90,7 @@ def export_checkpoint(
     unknown = [name for name in names if name not in files]
     if unknown:
         raise ExportError(f"unknown stages {', '.join(unknown)}; known are {', '.join(files)}.")
-    with _staging(repository, names) as drafts:
+    with staging(repository, names) as drafts:
         paths = {name: drafts[name] / files[name] for name in names}
         rows: dict[str, ParityRow] = {}
         for row in _rows(checkpoint, paths, workers):
@@ -184,56 +183,24 @@ def _megabytes(path: Path) -> float:
     return sum(file.stat().st_size for file in path.parent.iterdir()) / 1e6
 
 
-@contextlib.contextmanager
-def _staging(repository: Path, names: Sequence[str]) -> Iterator[dict[str, Path]]:
-    """Give a folder per model, inside the model's own: one file system, and Triton ignores its name."""
-    with contextlib.ExitStack() as stack:
-        drafts = {}
-        for name in names:
-            parent = repository / name
-            created = not parent.exists()
-            parent.mkdir(parents=True, exist_ok=True)
-            if created:
-                stack.callback(_remove_if_empty, parent)
-            drafts[name] = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=".export-"))
-            )
-        yield drafts
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
 def _publish(draft: Path, place: Path) -> None:
-    """Move the files; the manifest goes last, so that a mixture never passes for whole."""
-    place.mkdir(parents=True, exist_ok=True)
-    files = sorted(draft.iterdir(), key=lambda file: (file.name == MANIFEST, not file.name.endswith(".data")))
-    for file in files:
-        file.replace(place / file.name)
-    written = {file.name for file in files}
-    for stale in {TEXT_ENCODER, *(f"{name}.data" for name in (TEXT_ENCODER, *written))} - written:
-        (place / stale).unlink(missing_ok=True)  # what the replaced model had and this one has not
+    """Replace a model, with what the old one may have had beside it and this one has not."""
+    weights = (f"{graph}.data" for graph in (FP32_GRAPH, TEXT_ENCODER))
+    publish(draft, place, stale=(TEXT_ENCODER, *weights))
 
 
 def _write_manifest(checkpoint: Checkpoint, row: ParityRow, path: Path) -> None:
-    manifest = {
-        "stage": row.stage,
-        "artifact": path.name,
-        "sha256": {file.name: _sha256(file) for file in sorted(path.parent.iterdir())},
-        "checkpoint": checkpoint.digest,
-        "family": checkpoint.family.name,
-        "untrained": checkpoint.untrained,
-        "precision": "fp32",
-        "opset": row.opset,
-        "tools": {tool: version(tool) for tool in TOOLS},
-        "tolerance": row.tolerance,
-        "errors": {f"{size}, {batch} rows": error for (size, batch), error in row.errors.items()},
-    }
-    (path.parent / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    errors = {f"{size}, {batch} rows": error for (size, batch), error in row.errors.items()}
+    Manifest(
+        stage=row.stage,
+        artifact=path.name,
+        files=digests(path.parent),
+        checkpoint=checkpoint.digest,
+        family=checkpoint.family.name,
+        untrained=checkpoint.untrained,
+        precision="fp32",
+        tools={tool: version(tool) for tool in TOOLS},
+        opset=row.opset,
+        tolerance=dict.fromkeys(errors, row.tolerance or ID_TIES),
+        errors=errors,
+    ).write(path.parent)

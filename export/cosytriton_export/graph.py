@@ -6,7 +6,9 @@ module writes as `torch.while_loop` becomes one ONNX Loop whose body is stored o
 
 from __future__ import annotations
 
+import ast
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from cosytriton_export.errors import ExportError
 EXTERNAL_DATA_BYTES = 1_800_000_000
 """Weights above this go to `<name>.data` beside the graph: a protobuf message ends at 2 GiB."""
 
+_SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's list of modules around a node, then its operation
 _TRACE_BATCH = 2  # torch.export specialises on 0 and 1
 
 
@@ -50,7 +53,7 @@ def stage_model(stage: Stage, module: nn.Module, *, opset: int = 18) -> ir.Model
             opset_version=opset,
             dynamo=True,
             dynamic_shapes=_dynamic_shapes(stage),
-            optimize=True,
+            optimize=False,  # `finish` does it
             verbose=False,
         )
     except torch.onnx.OnnxExporterError as error:
@@ -59,10 +62,47 @@ def stage_model(stage: Stage, module: nn.Module, *, opset: int = 18) -> ir.Model
         ) from error
     if program is None:
         raise ExportError(f"stage {stage.name!r}: the exporter gave no program for {type(module).__name__}.")
-    model = program.model
-    _strip_metadata(model)
+    model = finish(program)
     _name_axes(stage, model)
     return model
+
+
+def finish(program: torch.onnx.ONNXProgram) -> ir.Model:
+    """Optimize a traced graph: weights stand as they are used, layers are named, debug metadata is gone."""
+    _transpose_weights(program.model)  # before the optimizer folds them under names of its own
+    program.optimize()
+    _name_layers(program.model)
+    _strip_metadata(program.model)
+    return program.model
+
+
+def _transpose_weights(model: ir.Model) -> None:
+    """Store weights [in, out], as MatMul wants them: quantisers and runtimes look for a constant there."""
+    for node in list(model.graph.all_nodes()):
+        weight = node.inputs[0] if node.op_type == "Transpose" else None
+        if weight is None or weight.const_value is None or len(weight.uses()) > 1:
+            continue
+        array = weight.const_value.numpy().transpose(node.attributes["perm"].as_ints())
+        weight.const_value, weight.shape = ir.tensor(array, name=weight.name), ir.Shape(array.shape)
+        node.outputs[0].replace_all_uses_with(weight)
+        if node.graph is not None:
+            node.graph.remove(node, safe=True)
+
+
+def _name_layers(model: ir.Model) -> None:
+    """Name each node `<module>/<operator>`, so that who reads of a layer finds it in the checkpoint.
+
+    The module is that of the node's weight, or the one whose code the node comes from.
+    """
+    seen: Counter[str] = Counter()
+    for node in model.graph.all_nodes():
+        weights = [v.name for v in node.inputs if v is not None and v.const_value is not None and v.name]
+        *scopes, _ = ast.literal_eval(node.metadata_props.get(_SCOPES, "['', '']"))
+        modules = [name for name in scopes if name and not name.startswith("_")]
+        modules += [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]
+        name = "/".join((*modules[-1:], node.op_type))
+        node.name = f"{name}_{seen[name]}" if seen[name] else name
+        seen[name] += 1
 
 
 def save_model(model: ir.Model, path: Path) -> None:

@@ -14,13 +14,12 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes import common as passes
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F  # noqa: N812 (the usual name)
 
 from cosytriton_export.errors import ExportError
-from cosytriton_export.graph import save_model
+from cosytriton_export.graph import finish, save_model
 from cosytriton_export.llm_base import LanguageModel
 from cosytriton_export.llm_transformer import PromptEncoder, TransformerLM
 
@@ -186,17 +185,14 @@ def _trace(
             opset_version=OPSET,
             dynamo=True,
             dynamic_shapes=axes,
-            optimize=False,  # only after the weights are transposed under their own names
+            optimize=False,  # `finish` does it
             verbose=False,
         )
     except torch.onnx.OnnxExporterError as error:
         raise ExportError(f"the language model cannot be exported: {error}") from error
     if program is None:
         raise ExportError("the language model cannot be exported: the exporter gave no program.")
-    _transpose_weights(program.model)
-    program.optimize()
-    passes.ClearMetadataAndDocStringPass()(program.model)
-    return program.model
+    return finish(program)
 
 
 def _ids() -> Tensor:
@@ -209,18 +205,6 @@ def _sample(model: LanguageModel) -> list[Tensor]:
     if isinstance(model, TransformerLM):
         return [_ids(), torch.zeros(_TRACE_BATCH, _TRACE_NEW, model.width), past, new]
     return [_ids(), past, new]
-
-
-def _transpose_weights(model: ir.Model) -> None:
-    """Store weights [in, out], as MatMul wants them: quantisers and runtimes look for a constant there."""
-    for node in list(model.graph):
-        weight = node.inputs[0] if node.op_type == "Transpose" else None
-        if weight is None or weight.const_value is None:
-            continue
-        array = weight.const_value.numpy().transpose(node.attributes["perm"].as_ints())
-        weight.const_value, weight.shape = ir.tensor(array, name=weight.name), ir.Shape(array.shape)
-        node.outputs[0].replace_all_uses_with(weight)
-        model.graph.remove(node, safe=True)
 
 
 def _metadata(model: LanguageModel) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Every `config.pbtxt` is read back by Triton's own schema and says what was declared."""
+"""Every configuration is read back by Triton's own schema and says what was declared."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from cosytriton_ensemble.config import config_text
+from cosytriton_ensemble.config import config_text, configurations
 from cosytriton_ensemble.families import COSYVOICE2, FAMILIES, Family
 from cosytriton_ensemble.pipeline import PIPELINES, pipeline_of
+from cosytriton_ensemble.profiles import CPU, PROFILES, Profile
 from cosytriton_ensemble.spec import Dim, Ensemble, Stage, Tensor
 
+EVERY_PROFILE = pytest.mark.parametrize("profile", PROFILES.values(), ids=list(PROFILES))
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 TYPES = {
     "FP32": pb.TYPE_FP32,
@@ -21,8 +23,8 @@ TYPES = {
 }
 
 
-def parsed(model: Stage | Ensemble) -> pb.ModelConfig:
-    return text_format.Parse(config_text(model), pb.ModelConfig())
+def parsed(model: Stage | Ensemble, profile: Profile = CPU) -> pb.ModelConfig:
+    return text_format.Parse(config_text(model, profile), pb.ModelConfig())
 
 
 def models_of(family: Family) -> list[Stage | Ensemble]:
@@ -52,6 +54,75 @@ def test_native_stages_run_on_tritons_onnxruntime_backend_in_batches(family: Fam
         assert config.max_batch_size > 1
         assert config.HasField("dynamic_batching")
         assert [group.kind for group in config.instance_group] == [pb.ModelInstanceGroup.KIND_CPU]
+
+
+# What each profile serves: backend, kind of its instances, file of a stage with weights, and without.
+SERVED = {
+    "cpu": ("onnxruntime", pb.ModelInstanceGroup.KIND_CPU, "model.onnx", "model.onnx"),
+    "cpu_int8": ("onnxruntime", pb.ModelInstanceGroup.KIND_CPU, "model.int8.onnx", "model.onnx"),
+    "gpu": ("onnxruntime", pb.ModelInstanceGroup.KIND_GPU, "model.onnx", "model.onnx"),
+    "gpu_fp16": ("tensorrt", pb.ModelInstanceGroup.KIND_GPU, "model.fp16.plan", "model.fp16.plan"),
+    "gpu_int8": ("tensorrt", pb.ModelInstanceGroup.KIND_GPU, "model.int8.plan", "model.int8.plan"),
+}
+DEVICES = {"cpu": "cpu", "cpu_int8": "cpu", "gpu": "cuda", "gpu_fp16": "tensorrt", "gpu_int8": "tensorrt"}
+
+
+@EVERY_PROFILE
+@EVERY_FAMILY
+def test_a_profile_decides_what_of_a_native_stage_is_served_and_where(
+    family: Family, profile: Profile
+) -> None:
+    backend, kind, learned, unlearned = SERVED[profile.name]
+    pipeline = pipeline_of(family)
+    for stage in pipeline.native_stages:
+        config = parsed(stage, profile)
+        assert config.backend == backend
+        assert [group.kind for group in config.instance_group] == [kind]
+        assert config.default_model_filename == (unlearned if stage is pipeline.prompt_mel else learned)
+
+
+@EVERY_PROFILE
+@EVERY_FAMILY
+def test_nothing_else_of_a_native_stage_differs_but_what_onnxruntime_alone_knows(
+    family: Family, profile: Profile
+) -> None:
+    for stage in pipeline_of(family).native_stages:
+        config, usual = parsed(stage, profile), parsed(stage)
+        assert config.HasField("optimization") == (config.backend == "onnxruntime")
+        if config.backend == "tensorrt":
+            assert not config.parameters
+            for field in ("optimization", "parameters"):
+                usual.ClearField(field)
+        for field in ("backend", "instance_group", "default_model_filename"):
+            config.ClearField(field)
+            usual.ClearField(field)
+        assert config == usual
+
+
+@EVERY_PROFILE
+@EVERY_FAMILY
+def test_the_language_model_stays_a_python_model_and_is_told_its_graph_and_device(
+    family: Family, profile: Profile
+) -> None:
+    config = parsed(pipeline_of(family).speech_lm, profile)
+    assert config.backend == "python"
+    assert config.parameters["model_file"].string_value == SERVED[profile.name][2]
+    assert config.parameters["device"].string_value == DEVICES[profile.name]
+    assert config.parameters["slots"].string_value == "8"
+
+
+@EVERY_FAMILY
+def test_a_model_with_a_graph_has_a_file_for_each_profile_and_the_others_one_for_all(family: Family) -> None:
+    pipeline = pipeline_of(family)
+    others = [f"configs/{name}.pbtxt" for name in ("cpu_int8", "gpu", "gpu_fp16", "gpu_int8")]
+    for model in models_of(family):
+        graph = model in pipeline.native_stages or model is pipeline.speech_lm
+        assert list(configurations(model)) == ["config.pbtxt", *(others if graph else [])]
+        assert configurations(model)["config.pbtxt"] == config_text(model)
+        for profile in PROFILES.values():  # Triton falls back to `config.pbtxt`
+            assert configurations(model).get(profile.config_file, config_text(model)) == config_text(
+                model, profile
+            )
 
 
 @EVERY_FAMILY

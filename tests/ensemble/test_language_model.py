@@ -18,8 +18,8 @@ import torch
 from cosytriton_ensemble.errors import CosytritonError, RepositoryError
 from cosytriton_ensemble.families import COSYVOICE2, FAMILIES, Family
 from cosytriton_ensemble.generation import FinishReason, SpeechRequest, TextInput
-from cosytriton_ensemble.kv_cache import CAPACITY_STEP
-from cosytriton_ensemble.language_model import TEXT_ENCODER_FILE, LanguageModel
+from cosytriton_ensemble.kv_cache import CAPACITY_STEP, KeyValueCache
+from cosytriton_ensemble.language_model import LanguageModel, OnnxModel
 from cosytriton_ensemble.llm_engine import LlmEngine
 from cosytriton_ensemble.llm_spec import METADATA_KEY, LanguageModelSpec, Prompt, TokenIds
 from cosytriton_ensemble.sampling import FloatArray
@@ -30,16 +30,8 @@ from cosytriton_export.llm_graph import export_llm
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERSIONS = {"v1": FAMILIES["cosyvoice1"], "v2": FAMILIES["cosyvoice2"], "v3": FAMILIES["cosyvoice3"]}
-QWEN_CONFIG = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rope_theta": 1e6,
-    "rms_norm_eps": 1e-6,
-}
+QWEN_CONFIG = """{"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e6, "rms_norm_eps": 1e-6}"""
 ROWS = 8
 TOLERANCE = 1e-4  # of logits
 
@@ -68,7 +60,7 @@ def _export(version: str, weights: dict[str, Any], folder: Path) -> None:
     if version != "v1":
         state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
         (folder / "CosyVoice-BlankEN").mkdir()
-        (folder / "CosyVoice-BlankEN" / "config.json").write_text(json.dumps(QWEN_CONFIG))
+        (folder / "CosyVoice-BlankEN" / "config.json").write_text(QWEN_CONFIG)
     torch.save(state, folder / "llm.pt")
     config = load_hyperyaml(GOLDEN / family.config_file.replace(".", "_tiny."))
     model = language_model_of(Checkpoint(folder, family, config))
@@ -336,21 +328,26 @@ def test_rows_leave_and_the_others_go_on(model: LanguageModel) -> None:
     np.testing.assert_array_equal(logits[3], expected[5][1])
 
 
+def cache_of(model: LanguageModel) -> KeyValueCache:
+    assert isinstance(model.model, OnnxModel)
+    return model.model.cache
+
+
 def test_the_capacity_follows_the_longest_row(model: LanguageModel) -> None:
     short, long = prompts(model)[0], prompts(model)[7]
     model.join(short)
-    assert model.cache.capacity == CAPACITY_STEP
+    assert cache_of(model).capacity == CAPACITY_STEP
     model.join(long)
-    assert model.cache.capacity == 2 * CAPACITY_STEP
+    assert cache_of(model).capacity == 2 * CAPACITY_STEP
     model.leave(1)
     model.step([fed(0)])
-    assert model.cache.capacity == CAPACITY_STEP
+    assert cache_of(model).capacity == CAPACITY_STEP
 
 
 def test_nan_of_a_former_row_does_not_spread(model: LanguageModel) -> None:
     ids = prompts(model)[2]
     expected = decode(model, ids, 3)
-    for buffer in model.cache.buffers.values():
+    for buffer in cache_of(model).buffers.values():
         buffer[:] = np.nan
     for logits, right in zip(decode(model, ids, 3), expected, strict=True):
         np.testing.assert_array_equal(logits, right)
@@ -370,17 +367,19 @@ def test_a_prompt_that_fails_takes_no_row(model: LanguageModel) -> None:
 
 
 def test_another_graph_is_refused(graphs: Graphs) -> None:
-    other = graphs("v1").with_name(TEXT_ENCODER_FILE)
-    session = ort.InferenceSession(other, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(graphs("v1").with_name("text_encoder.onnx"))
     with pytest.raises(RepositoryError, match=r"no metadata 'cosytriton\.llm'"):
-        LanguageModel(session)
+        OnnxModel(session, 1)
 
 
-def test_a_model_without_its_text_encoder_is_refused(graphs: Graphs, tmp_path: Path) -> None:
-    (tmp_path / "model.onnx").symlink_to(graphs("v1"))
-    assert not (tmp_path / TEXT_ENCODER_FILE).exists()
-    with pytest.raises(RepositoryError, match=r"text_encoder\.onnx, but none"):
-        LanguageModel.open(tmp_path / "model.onnx")
+@pytest.mark.parametrize("name", ["model.onnx", "model.int8.onnx"])
+def test_a_model_without_its_own_text_encoder_is_refused(graphs: Graphs, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to(graphs("v1"))
+    with pytest.raises(RepositoryError, match="text embedded by another graph.*none beside it"):
+        LanguageModel.open(tmp_path / name)
+    encoder = tmp_path / name.replace("model", "text_encoder")
+    encoder.symlink_to(graphs("v1").with_name("text_encoder.onnx"))
+    assert LanguageModel.open(tmp_path / name).spec.text_encoder
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"sampling": {"top_q": 1}}'])

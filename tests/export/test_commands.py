@@ -11,7 +11,7 @@ import pytest
 
 from cosytriton_ensemble.cli import Command
 from cosytriton_ensemble.errors import InputError, RepositoryError
-from cosytriton_ensemble.families import COSYVOICE2, COSYVOICE3, FAMILIES, Family
+from cosytriton_ensemble.families import COSYVOICE1, COSYVOICE2, COSYVOICE3, Family
 from cosytriton_ensemble.repository import check_repository, skeleton
 from cosytriton_export import commands, demo, demo_voice
 from cosytriton_export.checkpoint import Checkpoint
@@ -34,10 +34,8 @@ def run(command: Command, *arguments: str | Path) -> int:
     return command.run(parser.parse_args([str(argument) for argument in arguments]))
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
-def test_a_checkpoint_is_written_and_exported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: Family
-) -> None:
+def test_a_checkpoint_is_written_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    family = COSYVOICE1
     checkpoint, repository = tmp_path / "checkpoint", tmp_path / "repository"
     assert run(WRITE, checkpoint, "--family", family.name, "--seed", "3") == 0
     assert f"{checkpoint}: an untrained checkpoint, its sound is noise" in capsys.readouterr().out
@@ -46,7 +44,8 @@ def test_a_checkpoint_is_written_and_exported(
     table = capsys.readouterr().out
     assert all(f"| {model} " in table for model in CHEAP)
     assert table.endswith("untrained: its sound is noise\n")
-    assert all((repository / model / "1" / "manifest.json").is_file() for model in CHEAP)
+    files = {"text_frontend": "tokenizer.json", "tts": "speakers.safetensors"}
+    assert all((repository / m / "1" / f"{files[m]}.manifest.json").is_file() for m in CHEAP)
     assert {name: (repository / name).read_text() for name in skeleton(family)} == skeleton(family)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,9 @@ import onnx
 import pytest
 from torch import nn
 
+from cosytriton_ensemble.errors import RepositoryError
 from cosytriton_ensemble.families import COSYVOICE1, COSYVOICE2, FAMILIES, Family
+from cosytriton_ensemble.manifest import Manifest
 from cosytriton_ensemble.pipeline import pipeline_of
 from cosytriton_ensemble.registry import VoiceFolder
 from cosytriton_ensemble.repository import SPEAKERS, artifacts, check_repository, checkpoint_of
@@ -44,7 +45,7 @@ def test_the_repository_is_complete(
 ) -> None:
     check_repository(repositories(family))
     assert checkpoint_of(repositories(family)) == f"{family.name}:{checkpoints(family).digest}"
-    assert not list(repositories(family).rglob(".export*"))
+    assert not list(repositories(family).rglob(".draft*"))
 
 
 @EVERY_FAMILY
@@ -53,23 +54,34 @@ def test_a_manifest_says_what_an_artifact_was_made_from(
     repositories: Repositories, checkpoints: Checkpoints, family: Family, model: str
 ) -> None:
     folder, name = repositories(family) / model / "1", artifacts(pipeline_of(family))[model]
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = Manifest.read(folder / name)
     files = {name, "text_encoder.onnx"} if (family, model) == (COSYVOICE1, "speech_lm") else {name}
-    assert manifest["stage"] == model
-    assert manifest["artifact"] == name
-    assert manifest["sha256"] == {
+    assert manifest.stage == model
+    assert manifest.artifact == name
+    assert manifest.files == {
         file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in files
     }
-    assert manifest["checkpoint"] == checkpoints(family).digest
-    assert manifest["family"] == family.name
-    assert manifest["untrained"] is True
-    assert manifest["precision"] == "fp32"
-    assert set(manifest["tools"]) >= {"torch", "onnx", "onnxruntime"}
+    assert manifest.source == {}
+    assert manifest.checkpoint == checkpoints(family).digest
+    assert manifest.family == family.name
+    assert manifest.untrained is True
+    assert manifest.precision == "fp32"
+    assert set(manifest.tools) >= {"torch", "onnx", "onnxruntime"}
     if name.endswith(".onnx"):
         graph = onnx.load(folder / name)
-        assert manifest["opset"] == graph.opset_import[0].version
-        assert len(manifest["errors"]) == 6  # three sizes, two batches
-        assert max(manifest["errors"].values()) <= max(manifest["tolerance"], 1e-3)
+        assert manifest.opset == graph.opset_import[0].version
+        assert len(manifest.errors) == 6  # three sizes, two batches
+        assert manifest.tolerance.keys() == manifest.errors.keys()
+        assert max(manifest.tolerance.values()) <= 1e-3
+
+
+def test_a_language_model_is_not_whole_without_its_text_encoder(
+    repositories: Repositories, tmp_path: Path
+) -> None:
+    repository = Path(shutil.copytree(repositories(COSYVOICE1), tmp_path / "repository"))
+    (repository / "speech_lm" / "1" / "text_encoder.onnx").unlink()
+    with pytest.raises(RepositoryError, match=r"speech_lm/1/model\.onnx is not whole: .* text_encoder\.onnx"):
+        check_repository(repository)
 
 
 @EVERY_FAMILY
@@ -135,23 +147,28 @@ def draft_of(folder: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     ("old", "new", "left"),
     [
-        ("model.onnx model.onnx.data", "model.onnx", "manifest.json model.onnx"),  # it was larger
-        ("model.onnx text_encoder.onnx", "model.onnx", "manifest.json model.onnx"),  # it was v1's
+        ("model.onnx model.onnx.data", "model.onnx", "model.onnx model.onnx.manifest.json"),  # it was larger
+        ("model.onnx text_encoder.onnx", "model.onnx", "model.onnx model.onnx.manifest.json"),  # it was v1's
         (
             "model.onnx text_encoder.onnx text_encoder.onnx.data",
             "model.onnx model.onnx.data",
-            "manifest.json model.onnx model.onnx.data",
+            "model.onnx model.onnx.data model.onnx.manifest.json",
         ),
-        ("model.onnx", "model.onnx text_encoder.onnx", "manifest.json model.onnx text_encoder.onnx"),
-        ("model.py .gitkeep", "model.onnx", ".gitkeep manifest.json model.onnx model.py"),
+        (
+            "model.onnx",
+            "model.onnx text_encoder.onnx",
+            "model.onnx model.onnx.manifest.json text_encoder.onnx",
+        ),
+        ("model.py .gitkeep", "model.onnx", ".gitkeep model.onnx model.onnx.manifest.json model.py"),
+        ("model.int8.onnx", "model.onnx", "model.int8.onnx model.onnx model.onnx.manifest.json"),  # stale now
     ],
 )
 def test_nothing_of_a_replaced_model_is_left(tmp_path: Path, old: str, new: str, left: str) -> None:
     place = tmp_path / "speech_lm" / "1"
     place.mkdir(parents=True)
-    for name in [*old.split(), "manifest.json"]:
+    for name in [*old.split(), "model.onnx.manifest.json"]:
         (place / name).write_text("old")
-    written = [*new.split(), "manifest.json"]
+    written = [*new.split(), "model.onnx.manifest.json"]
     exporter._publish(draft_of(tmp_path / "draft", *written), place)
     assert sorted(contents(place)) == left.split()
     assert all((place / name).read_text() == f"new {name}" for name in written)
@@ -167,9 +184,9 @@ def test_the_manifest_is_published_last(tmp_path: Path, monkeypatch: pytest.Monk
         return replace(file, target)
 
     monkeypatch.setattr(Path, "replace", follow)
-    draft = draft_of(tmp_path / "draft", "model.onnx", "manifest.json", "model.onnx.data")
+    draft = draft_of(tmp_path / "draft", "model.onnx", "model.onnx.manifest.json", "model.onnx.data")
     exporter._publish(draft, tmp_path / "place")
-    assert moved == ["model.onnx.data", "model.onnx", "manifest.json"]
+    assert moved == ["model.onnx.data", "model.onnx", "model.onnx.manifest.json"]
 
 
 def test_a_failed_export_leaves_the_old_artifacts(

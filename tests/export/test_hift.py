@@ -127,7 +127,7 @@ def run_torch(family: Family, vocoder: AnyVocoder, feed: Feed) -> Outputs:
     return {tensor.name: out.numpy() for tensor, out in zip(stage.outputs, outputs, strict=True)}
 
 
-@pytest.fixture(params=["torch", "onnx"])
+@pytest.fixture(params=["torch", pytest.param("onnx", marks=pytest.mark.full)])
 def run(request: pytest.FixtureRequest, family: Family, vocoder: AnyVocoder) -> Run:
     if request.param == "torch":
         return lambda feed: run_torch(family, vocoder, feed)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -190,3 +190,62 @@ def test_demo_is_understood_without_an_error(
     from cosytriton_export.demo import PROMPT, SEED, TEXT
 
     assert words(write_down(speak(mode, TEXT, PROMPT, SEED))) == words(TEXT)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A profile that speaks the hundred sentences, with seeds that count up from one."""
+
+    profile: str
+    first_seed: int
+
+
+RUNS = {"fp32": Run("cpu", 5000), "int8": Run("cpu_int8", 5000), "fp32 again": Run("cpu", 6000)}
+WER_INT8 = 0.03  # what INT8 may add to the word error rate; compare what other seeds change
+SIMILARITY_INT8 = 0.02  # and may take from the likeness to the prompt
+
+
+@pytest.fixture(scope="module")
+def precisions(
+    int8_repository: Path,
+    prompts: Path,
+    serve: Callable[..., Any],
+    write_down: Callable[[Path], str],
+    similarity: Callable[[Path, Path], float],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[float, float]]:
+    """Word error rate and mean similarity of each run; prints them."""
+    folder = tmp_path_factory.mktemp("precisions")
+    lines = Path(__file__).with_name("hundred.txt").read_text().splitlines()
+    sentences = [line for line in lines if not line.startswith("#")]
+    assert len(sentences) == 100
+    results = {}
+    for name, run in RUNS.items():
+        errors, alike = 0, []
+        with (
+            serve(int8_repository, folder / f"{name}.log", f"--profile={run.profile}") as running,
+            Client(running.grpc_url) as client,
+        ):
+            for number, text in enumerate(sentences):
+                prompt, path = PROMPTS[number % len(PROMPTS)], folder / f"{name}_{number}.wav"
+                transcript = (prompts / f"{prompt}.txt").read_text().strip()
+                voice = Voice.from_wav(prompts / f"{prompt}.wav", transcript)
+                client.synthesize(text, voice, seed=run.first_seed + number).save(path)
+                errors += word_errors(words(text), words(write_down(path)))
+                alike.append(similarity(path, prompts / f"{prompt}.wav"))
+        count = sum(len(words(text)) for text in sentences)
+        results[name] = errors / count, float(np.mean(alike))
+        print(f"{name:11} word error rate {results[name][0]:.3f}, similarity {results[name][1]:.3f}")
+    return results
+
+
+@pytest.mark.listen
+@pytest.mark.timeout(3000)
+def test_int8_is_understood_as_well_as_fp32(precisions: dict[str, tuple[float, float]]) -> None:
+    assert precisions["int8"][0] <= precisions["fp32"][0] + WER_INT8
+
+
+@pytest.mark.listen
+@pytest.mark.timeout(3000)
+def test_int8_keeps_the_voice(precisions: dict[str, tuple[float, float]]) -> None:
+    assert precisions["int8"][1] >= precisions["fp32"][1] - SIMILARITY_INT8

@@ -21,7 +21,8 @@ TEXTS = ["This is voice number five.", "Please wait for your server."]
 STREAMS = 8
 # Token ids are equal or the audio would be another one. Samples are equal too, but that ONNX Runtime adds the
 # products of some batch shapes in another order: 1e-5 was seen. A mixture of voices would differ by 0.1.
-ROUNDING = 1e-3
+# Of full scale. Batches of other shapes sum in another order; 8 bits make a whole step of the last digit.
+ROUNDING = {"cpu": 1e-3, "cpu_int8": 2e-2}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,11 @@ def requests(client: Client, slt: Voice, rms: Voice) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
+def rounding(request: pytest.FixtureRequest) -> float:
+    return ROUNDING[request.config.getoption("--profile")]
+
+
+@pytest.fixture(scope="module")
 def alone(transport: GrpcTransport, requests: list[Request]) -> list[np.ndarray[Any, Any]]:
     return [speak(transport, request) for request in requests]
 
@@ -66,24 +72,28 @@ def speak(transport: GrpcTransport, request: Request, chunks: int = 1_000) -> np
     return np.concatenate(parts)
 
 
-def same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    return one.size == other.size and bool(np.abs(one - other).max() < ROUNDING)
+def difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+    """Largest, of full scale; infinite where the tokens, and so the length, are others."""
+    return float(np.abs(one - other).max()) if one.size == other.size else float("inf")
 
 
-def test_all_eight_differ(alone: list[np.ndarray[Any, Any]]) -> None:
+def test_all_eight_differ(alone: list[np.ndarray[Any, Any]], rounding: float) -> None:
     """Otherwise the next tests could not see a mixture."""
     for i, one in enumerate(alone):
         for other in alone[:i]:
-            assert not same(one, other)
+            assert difference(one, other) > rounding
 
 
 def test_eight_streams_each_get_the_samples_they_get_alone(
-    transport: GrpcTransport, requests: list[Request], alone: list[np.ndarray[Any, Any]]
+    transport: GrpcTransport,
+    requests: list[Request],
+    alone: list[np.ndarray[Any, Any]],
+    rounding: float,
 ) -> None:
     with ThreadPoolExecutor(STREAMS) as pool:
         together = list(pool.map(lambda request: speak(transport, request), requests))
     for i, (one, other) in enumerate(zip(alone, together, strict=True)):
-        assert same(one, other), f"stream {i} was disturbed"
+        assert difference(one, other) < rounding, f"stream {i} was disturbed"
 
 
 def test_cancelling_three_leaves_five_unchanged_and_frees_their_slots(
@@ -91,13 +101,14 @@ def test_cancelling_three_leaves_five_unchanged_and_frees_their_slots(
     requests: list[Request],
     alone: list[np.ndarray[Any, Any]],
     metric: Callable[[str], float],
+    rounding: float,
 ) -> None:
     cancelled = {1, 4, 6}
     with ThreadPoolExecutor(STREAMS) as pool:
         chunks = [1 if i in cancelled else 1_000 for i in range(STREAMS)]
         together = list(pool.map(lambda job: speak(transport, *job), zip(requests, chunks, strict=True)))
     for i in set(range(STREAMS)) - cancelled:
-        assert same(alone[i], together[i]), f"stream {i} was disturbed"
+        assert difference(alone[i], together[i]) < rounding, f"stream {i} was disturbed"
     deadline = time.monotonic() + 1
     while metric("cosytriton_speech_lm_active") > 0:
         assert time.monotonic() < deadline, "a slot is still taken a second after the end"
@@ -121,7 +132,7 @@ def test_a_cancelled_stream_frees_its_slot_while_the_model_is_talking(
 
 
 def test_unary_requests_among_streams_are_the_same_too(
-    client: Client, transport: GrpcTransport, requests: list[Request], slt: Voice
+    client: Client, transport: GrpcTransport, requests: list[Request], slt: Voice, rounding: float
 ) -> None:
     expected = client.synthesize(TEXTS[0], slt).samples
     stop = threading.Event()
@@ -138,4 +149,4 @@ def test_unary_requests_among_streams_are_the_same_too(
             stop.set()
         for job in jobs:
             job.result()
-    assert all(same(samples, expected) for samples in given)
+    assert all(difference(samples, expected) < rounding for samples in given)

@@ -6,11 +6,14 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
+from cosytriton_ensemble.config import DEVICE, MODEL_FILE
 from cosytriton_ensemble.families import Family, family_named
+from cosytriton_ensemble.manifest import check_artifact
 from cosytriton_ensemble.names import VOICES_VARIABLE
 from cosytriton_ensemble.pipeline import Pipeline, pipeline_of
+from cosytriton_ensemble.profiles import Device
 from cosytriton_ensemble.registry import VoiceFolder
 from cosytriton_ensemble.repository import SPEAKERS, TOKENIZER, checkpoint_of, version_directory
 
@@ -47,6 +50,17 @@ class Setting:
     def tokenizer(self) -> Path:
         """The text tokenizer's file."""
         return version_directory(self.repository, self.pipeline.text_frontend.name) / TOKENIZER
+
+    @property
+    def device(self) -> Device:
+        """What computes the model's graph."""
+        return cast(Device, self.parameters[DEVICE])
+
+    def graph(self) -> Path:
+        """The model's graph or plan; RepositoryError if that does not fit its manifest."""
+        path = self.folder / self.parameters[MODEL_FILE]
+        check_artifact(path, hashes=False)  # the server that starts this has hashed it
+        return path
 
     def number(self, name: str) -> int:
         """An integer parameter."""

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from cosytriton_ensemble import names
-from cosytriton_ensemble.config import DEFAULT_MODEL
 from cosytriton_ensemble.errors import CosytritonError, InputError
 from cosytriton_ensemble.generation import FinishReason, SpeechRequest, TextInput
-from cosytriton_ensemble.language_model import LanguageModel
+from cosytriton_ensemble.language_model import open_decoder
 from cosytriton_ensemble.llm_engine import LlmEngine
 from cosytriton_ensemble.metrics import ACTIVE_SLOTS
 from cosytriton_ensemble.models.requests import Gauge, Sender, read
@@ -31,8 +30,9 @@ class TritonPythonModel:
         self._max_tokens = setting.pipeline.tokens.max
         threads, slots = setting.number("intra_op_thread_count"), setting.number("slots")
         self._engine = LlmEngine(
-            LanguageModel.open(
-                setting.folder / DEFAULT_MODEL,
+            open_decoder(
+                setting.graph(),
+                device=setting.device,
                 threads=threads,
                 rows=slots,
                 max_positions=setting.pipeline.longest_sequence,

@@ -1,8 +1,9 @@
 """A Triton backend named `onnxruntime` for servers that lack the C++ one: it reads the same configuration.
 
-Triton batches, queues, caches and warms up; this file opens the graph and runs it. Read from
-`config.pbtxt`: `default_model_filename`, `optimization.graph.level`, and the C++ backend's parameters
-`intra_op_thread_count`, `inter_op_thread_count`, `enable_mem_arena` and `enable_mem_pattern`.
+Triton batches, queues, caches and warms up; this file opens the graph and runs it. Read from the
+configuration: `default_model_filename`, the instances' kind, `optimization.graph.level`, and the C++
+backend's parameters `intra_op_thread_count`, `inter_op_thread_count`, `enable_mem_arena` and
+`enable_mem_pattern`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ import numpy as np
 import onnxruntime as ort
 import triton_python_backend_utils as pb
 
+from cosytriton_ensemble.errors import CosytritonError
+from cosytriton_ensemble.manifest import check_artifact
+from cosytriton_ensemble.onnx_session import open_session
+from cosytriton_ensemble.profiles import Device
 from cosytriton_ensemble.spec import Array, Feed
 
 # Triton: -1 basic, 1 all, 2 all and layout changes; ONNX Runtime's default is all.
@@ -37,9 +42,12 @@ class TritonPythonModel:
         """Open the graph that the configuration names."""
         config = json.loads(args["model_config"])
         path = Path(args["model_repository"]) / args["model_version"] / config["default_model_filename"]
-        if not path.is_file():
-            raise pb.TritonModelException(f"{path} is missing; run `cosytriton export`.")
-        self._session = ort.InferenceSession(path, session_options(config), ["CPUExecutionProvider"])
+        device: Device = "cuda" if args["model_instance_kind"] == "GPU" else "cpu"
+        try:
+            check_artifact(path, hashes=False)  # the server that starts this has hashed it
+            self._session = open_session(path, session_options(config), device)
+        except CosytritonError as error:
+            raise pb.TritonModelException(str(error)) from error
         self._inputs = [i.name for i in self._session.get_inputs()]
         self._outputs = [o.name for o in self._session.get_outputs()]
 

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from cosytriton_engines.gate import GateError
-from cosytriton_engines.language_model import fix_capacity, profile
+from cosytriton_engines.engine.builder import EngineError
+from cosytriton_engines.engine.language_model import fix_capacity, profiles, text_encoder_profile
+from cosytriton_engines.precision.half import half_names, to_half
 from cosytriton_ensemble.config import DEFAULT_MODEL
 from cosytriton_ensemble.families import COSYVOICE1, COSYVOICE2, FAMILIES, Family
 from cosytriton_ensemble.pipeline import pipeline_of
+from cosytriton_ensemble.profiles import text_encoder_of
 from cosytriton_ensemble.repository import version_directory
 
 PIPELINE = pipeline_of(COSYVOICE2)
@@ -52,21 +55,47 @@ def test_only_the_capacity_is_fixed(exported: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_profile_covers_the_longest_request(exported: Path, tmp_path: Path, family: Family) -> None:
+def test_caches_of_half_precision_are_fixed_too(exported: Path, tmp_path: Path) -> None:
+    capacity = 128
+    model = ir.load(exported)
+    caches = [value.name for value in model.graph.inputs if value.name and "_cache." in value.name]
+    to_half(model, half_names(model), caches)
+    ir.save(model, tmp_path / "half.onnx")
+    fix_capacity(tmp_path / "half.onnx", tmp_path / DEFAULT_MODEL, capacity)
+    session = ort.InferenceSession(str(tmp_path / DEFAULT_MODEL))
+    found = {t.name: t for t in (*session.get_inputs(), *session.get_outputs()) if "_cache" in t.name}
+    assert len(found) == 2 * len(caches)
+    assert {(t.type, t.shape[2]) for t in found.values()} == {("tensor(float16)", capacity)}
+
+
+def test_profiles_cover_a_step_of_all_rows_and_the_longest_prompt(
+    exported: Path, tmp_path: Path, family: Family
+) -> None:
     pipeline, path = pipeline_of(family), tmp_path / DEFAULT_MODEL
     capacity = pipeline.longest_sequence
     fix_capacity(exported, path, capacity)
-    shapes = profile(path, pipeline)
+    step, prompt = profiles(path, pipeline)
     # 30 s of reference, 2 x 150 text tokens and three marks; then 60 s of speech, in v1 what fits.
-    prompt = 30 * family.token_rate + 2 * 150 + 3
-    assert shapes["input_ids"] == {"min": (1, 1), "opt": (4, 1), "max": (8, prompt)}
-    assert shapes["new_counts"] == {"min": (1,), "opt": (4,), "max": (8,)}
-    assert ("embeddings" in shapes) == (family is COSYVOICE1)
-    if family is COSYVOICE1:
-        assert shapes["embeddings"]["max"][:2] == (8, prompt)
-    heads, width = shapes["key_cache.0"]["min"][1::2]
-    assert shapes["key_cache.0"]["max"] == (8, heads, capacity, width)
-    assert min(prompt + 60 * family.token_rate, 4096) <= capacity
+    longest = 30 * family.token_rate + 2 * 150 + 3
+    usual = 5 * family.token_rate + 40
+    assert step["input_ids"] == {"min": (1, 1), "opt": (4, 1), "max": (8, 1)}
+    assert prompt["input_ids"] == {"min": (1, 1), "opt": (1, usual), "max": (1, longest)}
+    for shapes, rows in ((step, 8), (prompt, 1)):
+        assert shapes["new_counts"]["max"] == (rows,)
+        assert ("embeddings" in shapes) == (family is COSYVOICE1)
+        if family is COSYVOICE1:
+            assert shapes["embeddings"]["max"][:2] == shapes["input_ids"]["max"]
+        heads, width = shapes["key_cache.0"]["min"][1::2]
+        assert shapes["key_cache.0"]["max"] == (rows, heads, capacity, width)
+    assert min(longest + 60 * family.token_rate, 4096) <= capacity
+
+
+@pytest.mark.parametrize("family", [COSYVOICE1], ids=["cosyvoice1"])
+def test_the_text_encoder_embeds_the_longest_text_of_one_request(exported: Path) -> None:
+    assert text_encoder_profile(exported.with_name(text_encoder_of(exported.name))) == {
+        "text_ids": {"min": (1, 1), "opt": (1, 40), "max": (1, 2 * 150)},
+        "speaker_embedding": dict.fromkeys(("min", "opt", "max"), (1, 192)),
+    }
 
 
 def test_writing_again_replaces(exported: Path, tmp_path: Path) -> None:
@@ -77,6 +106,6 @@ def test_writing_again_replaces(exported: Path, tmp_path: Path) -> None:
     assert {file.name: file.stat().st_size for file in tmp_path.iterdir()} == sizes
 
 
-def test_profile_refuses_a_cache_of_open_length(exported: Path) -> None:
-    with pytest.raises(GateError, match=r"'key_cache.0' is dynamic along \['capacity'\].*fix_capacity"):
-        profile(exported, PIPELINE)
+def test_profiles_refuse_a_cache_of_open_length(exported: Path) -> None:
+    with pytest.raises(EngineError, match=r"'key_cache.0' is dynamic along \['capacity'\].*fix_capacity"):
+        profiles(exported, PIPELINE)

@@ -1,0 +1,37 @@
+"""Opens a graph on ONNX Runtime, on the device that was asked for or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime as ort
+
+from cosytriton_ensemble.errors import ServerError
+from cosytriton_ensemble.profiles import Device
+
+_CPU = "CPUExecutionProvider"
+_PROVIDERS = {"cpu": [_CPU], "cuda": ["CUDAExecutionProvider", _CPU]}
+
+
+def open_session(path: Path, options: ort.SessionOptions, device: Device = "cpu") -> ort.InferenceSession:
+    """Open the graph at `path` on "cpu" or "cuda".
+
+    Raises:
+        ServerError: ONNX Runtime does not compute on that device. Left alone, it falls back to the CPU and
+            serves at a fraction of the speed.
+
+    """
+    wanted = _PROVIDERS.get(device)
+    if wanted is None:
+        raise ServerError(
+            f"ONNX Runtime does not run {path} on {device!r}; it knows {', '.join(_PROVIDERS)}."
+        )
+    session = ort.InferenceSession(path, options, providers=wanted)
+    loaded = session.get_providers()  # those that are available in principle are others
+    if wanted[0] not in loaded:
+        raise ServerError(
+            f"{path} is to run on {device!r}, but ONNX Runtime loaded {', '.join(loaded)} alone. Install "
+            "onnxruntime-gpu in place of onnxruntime, with the CUDA and cuDNN that it was built for, or "
+            "`serve --profile cpu`."
+        )
+    return session

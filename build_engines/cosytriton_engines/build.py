@@ -171,7 +171,7 @@ class Build:
 
     def _journal(self, folder: Path, file: str) -> Journal:
         identity = {
-            "source": sha256(folder / file),
+            "source": dict(Manifest.read(folder / FP32_GRAPH).files),  # and the weights that lie beside it
             "calibration": self._calibration.digest,
             "tools": _tools(),
         }

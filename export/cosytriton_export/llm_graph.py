@@ -18,13 +18,11 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F  # noqa: N812 (the usual name)
 
+from cosytriton_ensemble.llm_spec import METADATA_KEY
 from cosytriton_export.errors import ExportError
 from cosytriton_export.graph import finish, save_model
 from cosytriton_export.llm_base import LanguageModel
 from cosytriton_export.llm_transformer import PromptEncoder, TransformerLM
-
-METADATA_KEY = "cosytriton.llm"
-"""The `metadata_props` key under which the graph says its ids and sizes, as JSON."""
 
 TEXT_ENCODER = "text_encoder.onnx"
 """CosyVoice 1's text encoder, beside the language model's graph."""

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from cosytriton_ensemble.families import FAMILIES
+from cosytriton_ensemble.llm_spec import METADATA_KEY
 from cosytriton_export import graph
 from cosytriton_export.checkpoint import TEXT_MODEL, Checkpoint
 from cosytriton_export.errors import CheckpointError
 from cosytriton_export.hyperyaml import load_hyperyaml
 from cosytriton_export.llm import language_model_of
 from cosytriton_export.llm_base import LanguageModel
-from cosytriton_export.llm_graph import METADATA_KEY, TEXT_ENCODER, export_llm
+from cosytriton_export.llm_graph import TEXT_ENCODER, export_llm
 from cosytriton_export.llm_transformer import PromptEncoder, TransformerLM
 
 Array = npt.NDArray[np.float32]

@@ -5,6 +5,7 @@ Its functions return an error code first; here each is checked. Like TensorRT's,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,7 +24,23 @@ def cuda_runtime() -> Any:
     return imported(MODULE, f"Run `pip install {REQUIREMENT}` in the version of the machine's CUDA.")
 
 
-class Device:
+class Closing(ABC):
+    """A `with` statement closes it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the GPU's memory back."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Device(Closing):
     """The current GPU: what is asked of it is done in this order, and `wait` waits for all of it.
 
     Args:
@@ -83,14 +100,6 @@ class Device:
         for address in tuple(self._addresses):
             self.free(address)
         self._done(self._cuda.cudaStreamDestroy(self._stream))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _copy(self, target: int, source: int, size: int, kind: Any) -> None:
         self._done(self._cuda.cudaMemcpyAsync(target, source, size, kind, self._stream))

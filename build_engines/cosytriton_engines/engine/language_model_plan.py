@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import onnx
 
 from cosytriton_engines.engine.builder import EngineError, tensorrt
-from cosytriton_engines.engine.device import Address, Device, cuda_runtime
+from cosytriton_engines.engine.device import Address, Closing, Device, cuda_runtime
 from cosytriton_engines.engine.plan import Binding, OpenPlan, PlanRunner
 from cosytriton_ensemble.language_model import LanguageModel, TextEncoder
 from cosytriton_ensemble.llm_spec import METADATA_KEY, LanguageModelSpec, TokenIds
@@ -27,7 +26,7 @@ from cosytriton_ensemble.spec import Array, Feed
 LOGITS = "logits"
 
 
-class LanguageModelPlan:
+class LanguageModelPlan(Closing):
     """Runs rows of the language model and keeps their caches. Not thread-safe.
 
     Attributes:
@@ -132,14 +131,6 @@ class LanguageModelPlan:
     def close(self) -> None:
         """Give the GPU's memory back."""
         self._device.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _bind(self, rows: slice, new: int) -> Any:
         """The context for so many rows and positions, with all shapes and addresses set."""

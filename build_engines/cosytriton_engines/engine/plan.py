@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from cosytriton_engines.engine.builder import EngineError, error_logger
-from cosytriton_engines.engine.device import Address, Device
+from cosytriton_engines.engine.device import Address, Closing, Device
 from cosytriton_ensemble.manifest import how_to_make
 from cosytriton_ensemble.spec import Feed
 
@@ -136,7 +135,7 @@ class OpenPlan:
         raise EngineError(f"{self.path}: no profile admits these shapes: {'; '.join(wrong) or together}.")
 
 
-class PlanRunner:
+class PlanRunner(Closing):
     """Runs feeds through a plan. Not thread-safe; close it, or use it in a `with` statement.
 
     Args:
@@ -181,14 +180,6 @@ class PlanRunner:
     def close(self) -> None:
         """Give the GPU's memory back."""
         self._device.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check(self, feed: Feed) -> None:
         inputs = self.plan.inputs

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from cosytriton_engines.precision.surgery import expose, insert, is_real, load, place, run, session, type_of
+from cosytriton_engines.precision.surgery import expose, insert, is_real, load, place, session, type_of
 from cosytriton_ensemble.spec import Feed
 
 NODES_AT_ONCE = 256  # that get a twin: what they read is held in memory until the twin has run
@@ -36,10 +36,10 @@ def value_ranges(
     if not taps:
         return {}
     expose(model, taps)
-    opened = session(model, optimize=False)
+    opened = session(model)
     found: dict[str, list[float]] = {name: [] for name in taps}
     for feed in feeds:
-        for name, array in run(opened, feed, taps).items():
+        for name, array in zip(taps, opened.run(list(taps), feed), strict=True):
             found[name] += [float(array.min()), float(array.max())] if array.size else []
     return {name: (min(found[f"ReduceMin {name}"]), max(found[f"ReduceMax {name}"])) for name in chosen}
 
@@ -64,10 +64,10 @@ def layer_noise(
             return noise
         taps = _noise_taps(chosen, degrade, degrade_output)
         expose(model, taps)
-        opened = session(model, optimize=False)
+        opened = session(model)
         power = dict.fromkeys(taps, 0.0)
         for feed in feeds:
-            for name, array in run(opened, feed, taps).items():
+            for name, array in zip(taps, opened.run(list(taps), feed), strict=True):
                 power[name] += float(array.astype(np.float64).sum())
         names = (str(node.name) for node in chosen)
         noise |= {name: _ratio(power[f"noise {name}"], power[f"signal {name}"]) for name in names}

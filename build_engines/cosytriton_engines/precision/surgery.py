@@ -6,16 +6,15 @@ A graph holds its Euler loop as one ONNX Loop, so layers are looked for, changed
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from onnx_ir.passes import common as passes
 
-from cosytriton_ensemble.spec import Array, Feed
+from cosytriton_ensemble.spec import Array
 
 EXTERNAL_DATA_BYTES = (
     1_800_000_000  # weights above this lie beside the graph: a protobuf message ends at 2 GiB
@@ -155,24 +154,12 @@ def expose(model: ir.Model, values: Mapping[str, ir.Value]) -> None:
         model.graph.outputs.append(outer)
 
 
-def session(model: ir.Model | Path, optimize: bool = True, threads: int = 0) -> ort.InferenceSession:
-    """Open a graph on the CPU; not `optimize`: every node runs as it stands."""
+def session(model: ir.Model) -> ort.InferenceSession:
+    """Open a graph on the CPU, where every node runs as it stands."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = threads
-    if not optimize:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if isinstance(model, Path):
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save(model, path)
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def run(session: ort.InferenceSession, feed: Feed, names: Iterable[str] | None = None) -> Feed:
-    """Run a feed, whose real tensors take the graph's precision; returns the outputs by name."""
-    halves = {value.name for value in session.get_inputs() if value.type == "tensor(float16)"}
-    given = {name: array.astype(np.float16) if name in halves else array for name, array in feed.items()}
-    wanted = [output.name for output in session.get_outputs()] if names is None else list(names)
-    return dict(zip(wanted, session.run(wanted, given), strict=True))

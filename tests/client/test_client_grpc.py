@@ -63,6 +63,8 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         # Triton's header for codes in streams: under load it crashes the server.
         assert "triton_grpc_error" not in {m.key for m in context.invocation_metadata()}
+        ended = threading.Event()  # of this call: `cancelled` is set by the end of any call
+        context.add_callback(ended.set)
         context.add_callback(self.cancelled.set)
         request = next(requests)
         threading.Thread(target=self._watch, args=(requests,), daemon=True).start()
@@ -72,7 +74,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             yield service_pb2.ModelStreamInferResponse(error_message="InputError: text: no words")
         yield self._chunk(request, 0)
         if self._does(request, b"hang"):
-            self.cancelled.wait(5)
+            ended.wait(5)
         if self._does(request, b"fail"):
             yield service_pb2.ModelStreamInferResponse(error_message="boom")
         if self._does(request, b"last chunk is final"):
@@ -81,7 +83,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             yield self._chunk(request, 1)
             yield service_pb2.ModelStreamInferResponse(infer_response=response({}, request, final=True))
         if self._does(request, b"silence"):  # Triton leaves the stream open for more requests
-            self.cancelled.wait(5)
+            ended.wait(5)
 
     def _watch(self, requests: Any) -> None:
         with contextlib.suppress(Exception):  # how it ends when the stream is cancelled

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check format gate gate-full gpu int8 listen soak full loadtest clean
+.PHONY: demo test check format gate gate-full gpu int8 listen soak full loadtest bench clean
 
 demo: $(READY) ## export the demo voice, serve it, speak demo.wav and demo_stream.wav
 	$(BIN)/cosytriton demo
@@ -54,6 +54,26 @@ full: $(READY) ## checkpoints of the official sizes: written, exported, served; 
 
 loadtest: $(READY)
 	$(BIN)/pytest tests/loadtests
+
+# The official code pins a transformers that asks for older libraries than the server has, so they lie apart.
+BENCH := build/bench
+OFFICIAL := transformers==4.51.3 tokenizers==0.21.4 huggingface_hub==0.36.2
+
+bench: $(READY) $(BENCH)/official $(BENCH)/repository ## beside PyTorch: 20 minutes, the first time an hour; AGAINST=earlier/results.json compares
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/cosytriton bench $(BENCH)/checkpoint --repository $(BENCH)/repository \
+		--official $(BENCH)/official --output $(BENCH) $(if $(AGAINST),--against $(AGAINST))
+
+$(BENCH)/official:
+	$(PIP) --no-deps --target $@.part $(OFFICIAL)
+	mv $@.part $@
+
+# Untrained, of the official size, in both profiles; removed by `make clean` alone.
+$(BENCH)/repository: | $(READY)
+	rm -rf $(BENCH)/checkpoint $@.part
+	$(BIN)/cosytriton checkpoint $(BENCH)/checkpoint --size full
+	$(BIN)/cosytriton export $(BENCH)/checkpoint --repository $@.part
+	$(BIN)/cosytriton build --repository $@.part --profile cpu_int8
+	mv $@.part $@
 
 # Triton's Python stub needs the shared libpython, which some distributions split off.
 $(READY): pyproject.toml

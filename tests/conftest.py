@@ -279,6 +279,7 @@ def serving(repository: Path, log: Path, *options: str) -> Iterator[RunningServe
         str(Path(sys.executable).with_name("cosytriton")),
         "serve",
         f"--repository={repository}",
+        "--exit-timeout=10",  # Triton sometimes takes all of it
         *flags,
         *options,
     ]

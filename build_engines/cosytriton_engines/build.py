@@ -7,26 +7,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from cosytriton_engines.calibration.sets import CalibrationSet
+from cosytriton_engines.calibration.stream_feeds import StreamFeeds
 from cosytriton_engines.engine.plans import PlanBuilder
 from cosytriton_engines.engine.sources import TEXT_ENCODER
 from cosytriton_engines.errors import BuildError
+from cosytriton_engines.precision.attention import without_attention
 from cosytriton_engines.precision.search import Journal
-from cosytriton_engines.precision.surgery import save
-from cosytriton_engines.precision.variant import Variant, Variants
+from cosytriton_engines.precision.surgery import EXTERNAL_DATA_BYTES, save
+from cosytriton_engines.precision.variant import Feeds, Variant, Variants
 from cosytriton_engines.quality.metrics import METRICS, limits
 from cosytriton_ensemble.errors import RepositoryError
 from cosytriton_ensemble.manifest import Manifest, check_artifact, sha256
 from cosytriton_ensemble.pipeline import Pipeline, pipeline_of
-from cosytriton_ensemble.profiles import FP32_GRAPH, Profile, text_encoder_of
+from cosytriton_ensemble.profiles import FP32_GRAPH, INT8_GRAPH, Profile, text_encoder_of
 from cosytriton_ensemble.publishing import publish, staging
 from cosytriton_ensemble.repository import check_repository, family_of, version_directory
 from cosytriton_ensemble.spec import Stage
 
 TOOLS = ("cosytriton", "numpy", "onnx", "onnx-ir", "onnxruntime")
 JOURNALS = ".build"  # beside a model's version folder; Triton ignores its name
-METHOD = "2"  # counts changes of how a variant is found: what another one found or made is not believed
+# ONNX Runtime maps weights that lie beside a graph, and drops those that it has packed: a fourth less memory
+# for the flow of CosyVoice2.
+MAPPED_BYTES = 64 << 20
+METHOD = "3"  # counts changes of how a variant is found: what another one found or made is not believed
 
 Progress = Callable[[str], None]
 _log = logging.getLogger(__name__)
@@ -41,7 +47,7 @@ class Built:
         source: the FP32 graph.
         path: the graph in the other precision.
         variant: how it was found.
-        calibration: the set that it was calibrated and judged with.
+        calibration: the feeds that it was calibrated and judged with.
 
     """
 
@@ -49,7 +55,7 @@ class Built:
     source: Path
     path: Path
     variant: Variant
-    calibration: CalibrationSet
+    calibration: Feeds
 
     def __str__(self) -> str:
         figures = ", ".join(m.title + " " + m.text(self.variant.figures[m.name]) for m in METRICS[self.model])
@@ -118,7 +124,7 @@ class Build:
         return built
 
     def _stage(self, name: str) -> Stage:
-        return next(s for s in (*self._pipeline.native_stages, self._pipeline.speech_lm) if s.name == name)
+        return next(stage for stage in self._pipeline.graph_stages if stage.name == name)
 
     def _fits(self, artifact: Path) -> bool:
         """Whether an artifact is there and need not be built: made from the same, in the same way."""
@@ -163,11 +169,20 @@ class Build:
         built = []
         for model, file in self._models_of(folder).items():
             source, journal = folder / file, self._journal(folder, file)
-            variants = Variants(model, source, self._calibration, journal, self._progress, self._curve)
-            variant = variants.make(self._profile)
-            save(variant.model, draft / targets[model])
-            built.append(Built(model, source, draft / targets[model], variant, self._calibration))
+            feeds = self._feeds(name, source)
+            with TemporaryDirectory() as scratch:
+                # TensorRT builds no Attention in the body of a loop; ONNX Runtime is fastest with it.
+                cpu = self._profile.graph == INT8_GRAPH
+                graph = source if cpu else without_attention(source, Path(scratch))
+                variants = Variants(model, graph, feeds, journal, self._progress, self._curve)
+                variant = variants.make(self._profile)
+            save(variant.model, draft / targets[model], MAPPED_BYTES if cpu else EXTERNAL_DATA_BYTES)
+            built.append(Built(model, source, draft / targets[model], variant, feeds))
         return built
+
+    def _feeds(self, name: str, source: Path) -> Feeds:
+        streamed = name == self._pipeline.tts_stream.name
+        return StreamFeeds(self._calibration, source) if streamed else self._calibration
 
     def _journal(self, folder: Path, file: str) -> Journal:
         identity = {
@@ -202,7 +217,7 @@ class Build:
 
 def models_of(pipeline: Pipeline, profile: Profile, *, plans: bool) -> list[str]:
     """The models that a build of a profile, with `plans` or without, makes something of."""
-    stages = [*pipeline.native_stages, pipeline.speech_lm]
+    stages = [stage for stage in pipeline.graph_stages if profile.serves(stage)]
     return [stage.name for stage in stages if _files(stage, profile, plans)]
 
 

@@ -1,19 +1,22 @@
-"""Which profile a machine should serve."""
+"""Which profile a machine should serve, and with how many threads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cosytriton_ensemble.facts import Facts
 from cosytriton_ensemble.profiles import CPU, CPU_INT8, GPU, GPU_FP16, GPU_INT8, Profile
 
+FEW_CORES = 4  # that are not divided: a graph alone makes use of all
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A profile, or None where Triton does not run, and why."""
+    """A profile, or None where Triton does not run, and why; `threads` that each graph computes with."""
 
     profile: Profile | None
     reason: str
+    threads: int = 0  # every core
 
 
 def recommend(facts: Facts) -> Advice:
@@ -24,7 +27,17 @@ def recommend(facts: Facts) -> Advice:
             "Triton does not run on Windows: serve under WSL2, where this command advises again, "
             "or run the graphs themselves with ONNX Runtime DirectML (onnxruntime-directml).",
         )
-    return _on_gpu(facts) if facts.nvidia.gpus else _on_cpu(facts)
+    advice = _on_gpu(facts) if facts.nvidia.gpus else _on_cpu(facts)
+    return replace(advice, threads=threads_for(facts.processor.cores))
+
+
+def threads_for(cores: int) -> int:
+    """Threads of each graph: every core of a few, else half, for two stages compute at a time.
+
+    While a request is in the flow, the next one is in the language model. Threads that wait sleep, so that on
+    a few cores sharing them costs less than leaving some idle when only one stage has work.
+    """
+    return cores if cores <= FEW_CORES else max(FEW_CORES, cores // 2)
 
 
 def _on_gpu(facts: Facts) -> Advice:

@@ -25,7 +25,7 @@ from cosytriton_ensemble.generation import (
     SpeechRequest,
     check_ids,
 )
-from cosytriton_ensemble.llm_spec import Prompt, TokenIds
+from cosytriton_ensemble.llm_spec import Prompt
 from cosytriton_ensemble.sampling import FloatArray, Uniform
 
 
@@ -78,7 +78,7 @@ class StreamedGeneration(Generation):
 
     def prompt(self, model: PromptMaker) -> Prompt:  # noqa: ARG002 (no text encoder can be needed)
         """Lay out what a row starts from: the start mark and the blocks of the prompt speech."""
-        return Prompt(self.take())
+        return self.take()
 
     def ready(self) -> bool:
         """Tell whether enough text has come for what the row is to be fed next."""
@@ -92,11 +92,16 @@ class StreamedGeneration(Generation):
             self._feed_complete = not self._prompt_speech
         return True
 
-    def take(self) -> TokenIds:
+    def take(self) -> Prompt:
         """Take what the row is to be fed next; `ready` must have been true."""
         ids = np.array(self._feed, np.int32)
         self._feed, self._feed_complete, self.waits = [], False, False
-        return ids
+        return Prompt(ids)
+
+    @property
+    def longest(self) -> int:
+        """Positions that the row may come to hold: how much text will come is not known."""
+        return self._setting.max_positions
 
     def advance(self, logits: FloatArray) -> FinishReason | None:
         """Draw the next token or a fill token, which is forced when its turn has come."""

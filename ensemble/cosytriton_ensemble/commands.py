@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 from pathlib import Path
 
 from cosytriton_ensemble.cli import Command
+from cosytriton_ensemble.errors import InputError
 from cosytriton_ensemble.families import COSYVOICE2, FAMILIES
+from cosytriton_ensemble.names import THREADS_VARIABLE
 from cosytriton_ensemble.profiles import CPU, PROFILES
 
 log = logging.getLogger(__name__)
@@ -23,6 +26,9 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         default=CPU.name,
         help="what is served, and on what (default: %(default)s)",
     )
+    parser.add_argument(
+        "--threads", type=int, help="threads that each graph computes with (default: as doctor advises)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address of gRPC and metrics")
     parser.add_argument(
         "--http-host", default="127.0.0.1", help="address of HTTP; Triton's parser is not for open networks"
@@ -34,6 +40,19 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exit-timeout", type=int, default=30, help="seconds for requests in flight at the end"
     )
+
+
+def _threads(asked: int | None) -> int:
+    """What was asked for, or is set in the environment, or is advised."""
+    from cosytriton_ensemble.advice import threads_for
+    from cosytriton_ensemble.machine import Processor
+
+    given = os.environ.get(THREADS_VARIABLE) if asked is None else str(asked)
+    if not given:
+        return threads_for(Processor.here().cores)
+    if not given.isdecimal():
+        raise InputError(f"{given!r} threads were asked for; give 1 or more, or 0 for every core.")
+    return int(given)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -53,6 +72,7 @@ def _serve(args: argparse.Namespace) -> int:
         metrics_port=args.metrics_port,
         log_level=args.log_level,
         exit_timeout=args.exit_timeout,
+        threads=_threads(args.threads),
         voices=args.voices,
     )
 

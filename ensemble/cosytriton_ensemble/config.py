@@ -11,23 +11,20 @@ from collections.abc import Iterable
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from cosytriton_ensemble.families import COSYVOICE2
-from cosytriton_ensemble.pipeline import pipeline_of
+from cosytriton_ensemble.names import DEVICE, MODEL_FILE
 from cosytriton_ensemble.profiles import CPU, FP32_GRAPH, PROFILES, Profile
 from cosytriton_ensemble.spec import Dim, Ensemble, Stage, Tensor
 
 MAX_QUEUE = 256  # requests that may wait for a native stage; more are refused as UNAVAILABLE
 DEFAULT_MODEL = FP32_GRAPH
-MODEL_FILE, DEVICE = "model_file", "device"  # parameters of a Python model with a graph
 
-_SPEECH_LM = pipeline_of(COSYVOICE2).speech_lm.name
 _TYPES = {"BYTES": pb.TYPE_STRING}
 _HEADER = "# Derived from cosytriton_ensemble/pipeline.py by `cosytriton repository`; do not edit.\n"
 
 
 def configurations(model: Stage | Ensemble) -> dict[str, str]:
     """Every configuration of a model, by its path below the model's folder."""
-    profiles = PROFILES.values() if has_graph(model) else (CPU,)
+    profiles = PROFILES.values() if isinstance(model, Stage) and model.has_graph else (CPU,)
     return {profile.config_file: config_text(model, profile) for profile in profiles}
 
 
@@ -37,17 +34,14 @@ def config_text(model: Stage | Ensemble, profile: Profile = CPU) -> str:
     return _HEADER + text_format.MessageToString(config)
 
 
-def has_graph(model: Stage | Ensemble) -> bool:
-    """Whether a model runs a graph, so that its configuration depends on the profile."""
-    return isinstance(model, Stage) and (_is_native(model) or model.name == _SPEECH_LM)
-
-
 def _is_native(stage: Stage) -> bool:
     return stage.backend != "python"
 
 
 def _stage(stage: Stage, profile: Profile) -> pb.ModelConfig:
-    config = _named(stage.name, stage.inputs, stage.outputs, stage.max_batch)
+    # A CPU computes a batch in the time of its rows one after another: each has its answer earlier alone.
+    max_batch = stage.max_batch if profile.gpu else 1
+    config = _named(stage.name, stage.inputs, stage.outputs, max_batch)
     if stage.decoupled:
         config.model_transaction_policy.decoupled = True
     if stage.cached:
@@ -59,7 +53,7 @@ def _stage(stage: Stage, profile: Profile) -> pb.ModelConfig:
     # A Python model that uses a GPU moves its tensors there itself.
     config.instance_group.add(count=stage.instances, kind=pb.ModelInstanceGroup.KIND_CPU)
     _set_parameters(config, stage.parameters)
-    if has_graph(stage):
+    if profile.serves(stage):
         _set_parameters(config, ((MODEL_FILE, profile.artifact_of(stage)), (DEVICE, profile.device)))
     return config
 
@@ -74,7 +68,7 @@ def _native(config: pb.ModelConfig, stage: Stage, profile: Profile) -> None:
     ):  # TensorRT optimizes when it builds, and knows none of the parameters
         config.optimization.graph.level = 1  # every graph optimization of ONNX Runtime
         _set_parameters(config, stage.parameters)
-    _batch(config.dynamic_batching, stage)
+    _batch(config.dynamic_batching, stage, profile)
     _warm_up(config.model_warmup.add(), stage)
 
 
@@ -83,8 +77,9 @@ def _set_parameters(config: pb.ModelConfig, parameters: Iterable[tuple[str, int 
         config.parameters[key].string_value = str(value)
 
 
-def _batch(batching: pb.ModelDynamicBatching, stage: Stage) -> None:
-    batching.max_queue_delay_microseconds = stage.queue_delay_us
+def _batch(batching: pb.ModelDynamicBatching, stage: Stage, profile: Profile) -> None:
+    batching.max_queue_delay_microseconds = stage.queue_delay_us if profile.gpu else 0
+    batching.priority_levels, batching.default_priority_level = 2, 2  # `URGENT`, and everything else
     batching.default_queue_policy.max_queue_size = MAX_QUEUE
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from cosytriton_ensemble.generation import PromptMaker
-from cosytriton_ensemble.llm_spec import LanguageModelSpec, Prompt, TokenIds
+from cosytriton_ensemble.llm_spec import LanguageModelSpec, Prompt
 from cosytriton_ensemble.sampling import FloatArray
 
 
@@ -17,11 +17,14 @@ class Decoder(PromptMaker, Protocol):
     rows: int
     max_positions: int
 
+    def fits(self, lengths: Sequence[int]) -> bool:
+        """Whether there is memory for rows of so many positions."""
+
     def join(self, prompt: Prompt) -> FloatArray:
         """Take the next row for a prompt [n]; logits [speech_rows]. If it raises, no row was taken."""
 
-    def extend(self, row: int, ids: TokenIds) -> FloatArray:
-        """Feed several ids [n] to one row; logits [speech_rows]. If it raises, the row is as it was."""
+    def extend(self, row: int, new: Prompt) -> FloatArray:
+        """Feed a chunk [n] to one row; logits [speech_rows]. If it raises, the row is as it was."""
 
     def step(self, ids: Sequence[int], waiting: Collection[int] = ()) -> FloatArray:
         """Feed one id to every row in use; logits [rows in use, speech_rows], which may be overwritten.

@@ -51,6 +51,8 @@ def as_table(findings: Sequence[Finding], advice: Advice) -> str:
             lines.append(f"{'':<{width + 8}}  -> {finding.mend}")
     name = advice.profile.name if advice.profile else "none"
     lines += ["", *_wrapped(f"{'':<6}  {'profile':<{width}}  ", f"{name}. {advice.reason}")]
+    if advice.profile:
+        lines.append(f"{'':<6}  {'threads':<{width}}  {advice.threads} for each graph (`serve --threads`)")
     return "\n".join(lines) + "\n"
 
 
@@ -67,7 +69,7 @@ def as_json(facts: Facts, findings: Sequence[Finding], advice: Advice) -> str:
     whole = {
         "facts": asdict(facts),
         "findings": [asdict(finding) for finding in findings],
-        "advice": {"profile": name, "reason": advice.reason},
+        "advice": {"profile": name, "reason": advice.reason, "threads": advice.threads},
     }
     return json.dumps(whole, indent=2, default=_sorted) + "\n"
 

@@ -6,6 +6,7 @@
     ├── CalibrationError  recordings, texts or a calibration set that cannot be used (cosytriton_engines)
     ├── EvaluationError   a variant that cannot be compared with FP32 (cosytriton_engines)
     ├── BuildError        a variant that does not keep its quality (cosytriton_engines)
+    ├── BenchError        a benchmark that would compare wrong results (cosytriton_bench)
     ├── EngineError       TensorRT is missing, or cannot build, open or run an engine (cosytriton_engines)
     ├── RepositoryError   a model repository that is incomplete or does not fit its declaration
     ├── ServerError       tritonserver cannot start, or stopped

@@ -26,7 +26,8 @@ class Family:
     hop_tokens: int  # speech tokens of the first streamed chunk; v2, v3: the grid of the block mask
     max_hop_tokens: int  # speech tokens that a streamed chunk grows to
     lookahead: int  # speech tokens that a non-final chunk needs beyond its end
-    overlap_frames: int  # mel frames that two vocoder chunks share; 0: the vocoder hears all frames again
+    overlap_frames: int  # mel frames that two vocoder chunks share and cross-fade; 0: samples are final
+    context_frames: int = 0  # earlier mel frames that the samples of a vocoder chunk depend on (v3)
     fade_frames: int = 0  # mel frames that two chunks of the flow share and cross-fade (v1)
     source_hold: int = (
         0  # samples at the end of a call in which the phase of the vocoder's source stands still
@@ -44,6 +45,11 @@ class Family:
     def samples(self, tokens: int) -> int:
         """Audio samples of `tokens` speech tokens that are spoken in one piece."""
         return self.frames(tokens) * self.mel_hop
+
+    @property
+    def block_mask(self) -> bool:
+        """Whether the flow can hide later blocks of tokens, so that they never change earlier mel."""
+        return not self.fade_frames
 
     @property
     def overlap_samples(self) -> int:
@@ -94,6 +100,7 @@ COSYVOICE3 = Family(
     max_hop_tokens=100,
     lookahead=3,
     overlap_frames=0,
+    context_frames=37,
     prompt_mark=END_OF_PROMPT,
     system_prompt=f"You are a helpful assistant.{END_OF_PROMPT}",
     silent_tokens=frozenset({1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323}),

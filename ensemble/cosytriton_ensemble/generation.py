@@ -11,7 +11,7 @@ import numpy as np
 
 from cosytriton_ensemble.errors import CancelledError, CosytritonError, InputError
 from cosytriton_ensemble.families import Family
-from cosytriton_ensemble.llm_spec import LanguageModelSpec, Prompt, TokenIds
+from cosytriton_ensemble.llm_spec import LanguageModelSpec, Prompt
 from cosytriton_ensemble.sampling import FloatArray, Uniform
 from cosytriton_ensemble.watchdog import SilenceFilter, Watchdog
 
@@ -138,9 +138,14 @@ class Generation:
         """Tell whether what the row is to be fed next is known."""
         return True
 
-    def take(self) -> TokenIds:
-        """Take what the row is to be fed next, unified ids; `waits` is over."""
+    def take(self) -> Prompt:
+        """Take what the row is to be fed next; `waits` is over."""
         raise NotImplementedError
+
+    @property
+    def longest(self) -> int:
+        """Positions that the row may come to hold."""
+        return self._positions(self._text_count) + self._max_tokens()
 
     @property
     def last_id(self) -> int:

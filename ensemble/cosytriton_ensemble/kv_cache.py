@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from cosytriton_ensemble.llm_spec import LanguageModelSpec
 from cosytriton_ensemble.sampling import FloatArray
 
+MIB = 1 << 20
 CAPACITY_STEP = 64  # positions by which a cache grows: its rows are copied once in so many steps
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """How much memory keys and values may take, in bytes."""
+
+    rows: int  # of the requests that are spoken: further ones wait
+    prefixes: int  # of what is kept of prompts
+
+
+DEFAULT_MEMORY = CacheMemory(512 * MIB, 32 * MIB)
 
 
 class KeyValueCache:
@@ -22,6 +35,7 @@ class KeyValueCache:
         names = [f"{kind}_cache.{layer}" for layer in range(spec.layers) for kind in ("key", "value")]
         self._shape = (rows, spec.kv_heads, spec.head_dim)
         self.capacity = 0  # positions
+        self.position_bytes = sum(4 * spec.kv_heads * spec.head_dim for _ in names)  # of one row
         self.buffers: Mapping[str, FloatArray] = {name: self._empty(0) for name in names}
 
     def _empty(self, capacity: int) -> FloatArray:
@@ -44,6 +58,15 @@ class KeyValueCache:
         """Zero a row. Positions behind a row's end are masked, but a masked NaN would still spread."""
         for buffer in self.buffers.values():
             buffer[row] = 0
+
+    def read(self, row: int, start: int, stop: int) -> list[FloatArray]:
+        """Copy the positions [start, stop) of a row: [kv_heads, positions, head_dim] of each buffer."""
+        return [buffer[row, :, start:stop].copy() for buffer in self.buffers.values()]
+
+    def write(self, row: int, start: int, positions: Sequence[FloatArray]) -> None:
+        """Put what `read` gave into a row from position `start` on."""
+        for buffer, array in zip(self.buffers.values(), positions, strict=True):
+            buffer[row, :, start : start + array.shape[1]] = array
 
     def move(self, source: int, target: int, positions: int) -> None:
         """Copy the first `positions` of a row over another row, and zero what is behind them."""

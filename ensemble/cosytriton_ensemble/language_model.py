@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from cosytriton_ensemble import huge_pages
 from cosytriton_ensemble.decoder import Decoder
 from cosytriton_ensemble.errors import RepositoryError, ServerError
 from cosytriton_ensemble.generation import SPEAKER_WIDTH, SpeechRequest
-from cosytriton_ensemble.kv_cache import KeyValueCache
+from cosytriton_ensemble.kv_cache import DEFAULT_MEMORY, CacheMemory, KeyValueCache
 from cosytriton_ensemble.llm_spec import EMBEDDED, METADATA_KEY, LanguageModelSpec, Prompt, TokenIds
 from cosytriton_ensemble.onnx_session import open_session
+from cosytriton_ensemble.prefix_cache import PrefixCache
 from cosytriton_ensemble.profiles import Device, text_encoder_of
 from cosytriton_ensemble.sampling import FloatArray
 
@@ -24,7 +26,15 @@ OPENERS = "cosytriton.language_models"
 """Group of entry points that open what is no graph; their names are file suffixes without the dot."""
 
 
-def open_decoder(path: Path, *, device: Device, threads: int, rows: int, max_positions: int) -> Decoder:
+def open_decoder(
+    path: Path,
+    *,
+    device: Device,
+    threads: int,
+    rows: int,
+    max_positions: int,
+    memory: CacheMemory = DEFAULT_MEMORY,
+) -> Decoder:
     """Load the language model at `path`: a graph, or what another package opens, such as a plan.
 
     Raises:
@@ -34,7 +44,7 @@ def open_decoder(path: Path, *, device: Device, threads: int, rows: int, max_pos
     """
     if path.suffix == ".onnx":
         return LanguageModel.open(
-            path, device=device, threads=threads, rows=rows, max_positions=max_positions
+            path, device=device, threads=threads, rows=rows, max_positions=max_positions, memory=memory
         )
     for opener in entry_points(group=OPENERS, name=path.suffix[1:]):
         decoder: Decoder = opener.load()(path, rows=rows, max_positions=max_positions)
@@ -98,6 +108,8 @@ class LanguageModel:
         rows: How many rows can be decoded at once.
         max_positions: The longest sequence of a row, prompt and speech together.
         text_encoder: Embeds the text, where the model needs one.
+        prefixes: Keeps what prompts share, over the model's own caches.
+        most_positions: Of all rows' caches together; None where their memory was taken at the start.
 
     Raises:
         RepositoryError: The model needs a text encoder.
@@ -110,6 +122,8 @@ class LanguageModel:
         rows: int = 8,
         max_positions: int = 4096,
         text_encoder: TextEncoder | None = None,
+        prefixes: PrefixCache | None = None,
+        most_positions: int | None = None,
     ) -> None:
         self.spec = model.spec
         if self.spec.text_encoder and text_encoder is None:
@@ -118,7 +132,7 @@ class LanguageModel:
                 "none beside it. Export the model again."
             )
         self.model, self.rows, self.max_positions = model, rows, max_positions
-        self._text_encoder = text_encoder
+        self._text_encoder, self._prefixes, self._most_positions = text_encoder, prefixes, most_positions
         self._counts: list[int] = []  # positions in the cache, one for each row in use
 
     @classmethod
@@ -130,43 +144,53 @@ class LanguageModel:
         threads: int = 0,
         rows: int = 8,
         max_positions: int = 4096,
+        memory: CacheMemory = DEFAULT_MEMORY,
     ) -> Self:
         """Load a graph, and its text encoder where it has one; `threads` = 0 takes every core."""
         session, encoder = _session(path, device, threads), path.with_name(text_encoder_of(path.name))
         text_encoder = TextEncoder(_session(encoder, device, threads)) if encoder.exists() else None
-        return cls(OnnxModel(session, rows), rows, max_positions, text_encoder)
+        if device == "cpu":
+            huge_pages.settle()
+        model = OnnxModel(session, rows)
+        prefixes = PrefixCache(model.cache, memory.prefixes)
+        most_positions = memory.rows // model.cache.position_bytes
+        return cls(model, rows, max_positions, text_encoder, prefixes, most_positions)
 
     def prompt_of(self, request: SpeechRequest) -> Prompt:
         """Lay out what a request starts from; runs the text encoder where the model has one."""
         if not self.spec.text_encoder or self._text_encoder is None:
-            return self.spec.prompt(request.text, request.prompt_speech)
+            return self.spec.prompt(request.text, request.prompt_speech, request.prompt_text_count)
         embedded = self._text_encoder(request)
         ids = self.spec.prompt([EMBEDDED] * len(embedded), request.prompt_speech).ids
         embeddings = np.zeros((len(ids), embedded.shape[1]), np.float32)
         embeddings[ids == EMBEDDED] = embedded
         return Prompt(ids, embeddings)
 
+    def fits(self, lengths: Sequence[int]) -> bool:
+        """Whether rows of so many positions fit together: each takes the room of the longest."""
+        return self._most_positions is None or len(lengths) * max(lengths) <= self._most_positions
+
     def join(self, prompt: Prompt) -> FloatArray:
-        """Take the next free row for a prompt [n]; logits [speech_rows] of what follows.
+        """Take the next free row for a prompt [n] or its first chunk; logits [speech_rows] of what follows.
 
         If it raises, no row was taken.
         """
         row = len(self._counts)
         self._fit([*self._counts, len(prompt)])
         self.model.clear(row)
-        logits = self._run(row, 0, prompt)
+        logits = self._feed(row, 0, prompt)
         self._counts.append(len(prompt))
         return logits
 
-    def extend(self, row: int, ids: TokenIds) -> FloatArray:
-        """Feed several unified ids [n] to one row; logits [speech_rows] of what follows.
+    def extend(self, row: int, new: Prompt) -> FloatArray:
+        """Feed several positions [n] to one row; logits [speech_rows] of what follows.
 
         If it raises, the row is as it was.
         """
         past = self._counts[row]
-        self._fit([*self._counts, past + len(ids)])
-        logits = self._run(row, past, Prompt(ids))
-        self._counts[row] = past + len(ids)
+        self._fit([*self._counts, past + len(new)])
+        logits = self._feed(row, past, new)
+        self._counts[row] = past + len(new)
         return logits
 
     def step(self, ids: Sequence[int], waiting: Collection[int] = ()) -> FloatArray:
@@ -192,6 +216,16 @@ class LanguageModel:
 
     def _fit(self, counts: Sequence[int]) -> None:
         self.model.fit(max(counts), len(self._counts))
+
+    def _feed(self, row: int, past_count: int, new: Prompt) -> FloatArray:
+        """Run new positions of one row, or take what is kept of them."""
+        if not new.key or self._prefixes is None:
+            return self._run(row, past_count, new)
+        logits = self._prefixes.restore(new.key, row, past_count)
+        if logits is None:
+            logits = self._run(row, past_count, new)
+            self._prefixes.keep(new.key, row, past_count, past_count + len(new), logits)
+        return logits
 
     def _run(self, row: int, past_count: int, new: Prompt) -> FloatArray:
         """Feed new positions to one row behind its `past_count` first."""

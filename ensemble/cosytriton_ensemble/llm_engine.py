@@ -14,10 +14,12 @@ from cosytriton_ensemble.decoder import Decoder
 from cosytriton_ensemble.errors import CosytritonError, GenerationError, QueueFullError
 from cosytriton_ensemble.families import Family
 from cosytriton_ensemble.generation import Generation, Listener, Outcome, Setting, SpeechRequest, TextInput
+from cosytriton_ensemble.llm_spec import Prompt
 from cosytriton_ensemble.sampling import FloatArray, Uniform, seeded_uniform
 
 logger = logging.getLogger(__name__)
 
+CHUNK = 128  # positions of a prompt that take about as long as a handful of steps
 POLL_SECONDS = 0.05  # a cancellation can only be asked for: how often, while nothing else is to be done
 
 
@@ -42,6 +44,7 @@ class LlmEngine:
         max_waiting: How many requests may wait beyond those that have a row.
         max_tokens: The most speech tokens of one request.
         text_timeout: How many seconds a request may wait for text that is streamed to it.
+        chunk: How many positions of a prompt are fed between two steps.
         uniform: Makes a request's random source from its seed.
 
     """
@@ -54,6 +57,7 @@ class LlmEngine:
         max_waiting: int = 64,
         max_tokens: int = 1500,
         text_timeout: float = 30.0,
+        chunk: int = CHUNK,
         uniform: Callable[[int], Uniform] = seeded_uniform,
     ) -> None:
         self._model = model
@@ -61,8 +65,10 @@ class LlmEngine:
         self._setting = Setting(
             model.spec, family, max_tokens, model.max_positions, text_timeout, self._text_came
         )
-        self._uniform = uniform
+        self._uniform, self._chunk = uniform, chunk
         self._active: list[Generation] = []  # index = row; changed by the engine's thread alone
+        self._entering: Generation | None = None  # the active one whose prompt is being fed...
+        self._chunks: deque[Prompt] = deque()  # ...and what of it is left
         self._waiting: deque[Generation] = deque()
         self._held = 0  # submitted and not ended
         self._steps = self._tokens = 0
@@ -128,7 +134,7 @@ class LlmEngine:
             while self._work():
                 self._drop_lost()
                 if self._admit():
-                    self._drop_lost()  # a prompt takes as long as many steps
+                    self._drop_lost()  # a chunk takes as long as many steps
                 self._extend()
                 self._step()
         except Exception as cause:
@@ -146,8 +152,15 @@ class LlmEngine:
     def _can_work(self) -> bool:
         if self._closed or any(not generation.waits or generation.ready() for generation in self._active):
             return True
-        free = len(self._active) < self._model.rows
-        return free and any(generation.ready() for generation in self._waiting)
+        return self._next() is not None
+
+    def _next(self) -> Generation | None:
+        """The waiting request that gets the next row, if there is one and a row for it."""
+        lengths = [generation.longest for generation in self._active]
+        generation = next((generation for generation in self._waiting if generation.ready()), None)
+        if generation is None or len(lengths) == self._model.rows:
+            return None
+        return generation if not lengths or self._model.fits([*lengths, generation.longest]) else None
 
     def _drop_lost(self) -> None:
         """End the requests that are no longer wanted or that no longer get their text."""
@@ -164,28 +177,50 @@ class LlmEngine:
             self._end(generation, error)
 
     def _admit(self) -> bool:
-        """Give one waiting request a row, if there is one: more prompts would hold up the active ones."""
-        with self._changed:
-            ready = (generation for generation in self._waiting if generation.ready())
-            generation = next(ready, None) if len(self._active) < self._model.rows else None
-            if generation is None:
-                return False
-            self._waiting.remove(generation)
+        """Feed a part of one prompt, if there is one: a whole prompt would hold up the active requests."""
+        if self._entering:
+            generation, row = self._entering, self._active.index(self._entering)
+        else:
+            with self._changed:
+                waiting = self._next()
+                if waiting is None:
+                    return False
+                self._waiting.remove(waiting)
+            generation, row = waiting, len(self._active)
         try:
-            logits = self._model.join(generation.prompt(self._model))
+            logits = self._feed(generation, row)
         except Exception as cause:
             logger.exception("The language model failed on the prompt.")
-            self._end(generation, _failure("The language model failed on the prompt", cause))
+            error = _failure("The language model failed on the prompt", cause)
+            if self._entering:
+                self._remove({row: error})
+            else:
+                self._end(generation, error)
             return True
-        self._active.append(generation)
-        self._advance([len(self._active) - 1], logits[None])
+        if not self._chunks:
+            self._entering = None
+            self._advance([row], logits[None])
         return True
+
+    def _feed(self, generation: Generation, row: int) -> FloatArray:
+        """Feed the next chunks of a prompt, the first one to a new row; logits [speech_rows]."""
+        room = self._chunk
+        if self._entering is None:
+            self._chunks = deque(generation.prompt(self._model).chunks(self._chunk))
+            room -= len(self._chunks[0])
+            logits = self._model.join(self._chunks.popleft())
+            self._active.append(generation)
+            self._entering = generation
+        while self._chunks and len(self._chunks[0]) <= room:
+            room -= len(self._chunks[0])
+            logits = self._model.extend(row, self._chunks.popleft())
+        return logits
 
     def _extend(self) -> None:
         """Feed the next text to the rows that waited for it."""
         for row in reversed(range(len(self._active))):  # a row that leaves moves none that is still to come
             generation = self._active[row]
-            if not (generation.waits and generation.ready()):
+            if generation is self._entering or not (generation.waits and generation.ready()):
                 continue
             try:
                 logits = self._model.extend(row, generation.take())
@@ -196,7 +231,11 @@ class LlmEngine:
             self._advance([row], logits[None])
 
     def _step(self) -> None:
-        waiting = {row for row, generation in enumerate(self._active) if generation.waits}
+        waiting = {
+            row
+            for row, generation in enumerate(self._active)
+            if generation.waits or generation is self._entering
+        }
         rows = [row for row in range(len(self._active)) if row not in waiting]
         if not rows:
             return
@@ -231,6 +270,8 @@ class LlmEngine:
         for row in sorted(ended, reverse=True):
             self._model.leave(row)
             removed.append((self._active[row], ended[row]))
+            if self._active[row] is self._entering:
+                self._entering = None
             self._active[row] = self._active[-1]
             self._active.pop()
         for generation, outcome in removed:

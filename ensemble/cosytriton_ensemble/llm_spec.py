@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -26,10 +27,25 @@ class Prompt:
 
     ids: TokenIds  # [n] unified ids; `EMBEDDED` where the embedding is given
     embeddings: FloatArray | None = None  # [n, width], None where no position needs one
+    shared: int = 0  # its first positions that other prompts of the speaker begin with too
+    key: bytes = b""  # of a chunk of these: all ids up to its end
 
     def __len__(self) -> int:
         """Return the number of positions."""
         return len(self.ids)
+
+    def chunks(self, most: int) -> list[Self]:
+        """Divide what is fed at a time: `most` positions at most, and what is shared apart from the rest.
+
+        The same prompt is always divided in the same way, so that its numbers do not depend on what is kept.
+        """
+        bounds = [*range(0, self.shared, most), *range(self.shared, len(self), most), len(self)]
+        return [self._chunk(start, stop) for start, stop in pairwise(bounds)]
+
+    def _chunk(self, start: int, stop: int) -> Self:
+        embeddings = None if self.embeddings is None else self.embeddings[start:stop]
+        key = self.ids[:stop].tobytes() if stop <= self.shared else b""
+        return type(self)(self.ids[start:stop], embeddings, key=key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +93,14 @@ class LanguageModelSpec:
                 f"it is {text!r}. Export the model again."
             ) from cause
 
-    def prompt(self, text: Sequence[int], prompt_speech: Sequence[int]) -> Prompt:
+    def prompt(self, text: Sequence[int], prompt_speech: Sequence[int], transcript: int = 0) -> Prompt:
         """Lay out what the model starts from: [1 + text + 1 + prompt speech] positions.
+
+        The first `transcript` ids of the text are the reference's own.
 
         This is the layout of every family: CosyVoice 1 (arXiv 2407.05407), whose text is `EMBEDDED`, and
         CosyVoice 2 (arXiv 2412.10117).
         """
         speech = [self.speech_offset + code for code in prompt_speech]
-        return Prompt(np.array([self.sos_id, *text, self.task_id, *speech], np.int32))
+        ids = np.array([self.sos_id, *text, self.task_id, *speech], np.int32)
+        return Prompt(ids, shared=1 + transcript if transcript else 0)

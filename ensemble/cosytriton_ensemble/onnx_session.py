@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import onnxruntime as ort
 
 from cosytriton_ensemble.errors import ServerError
+from cosytriton_ensemble.names import THREADS_VARIABLE
 from cosytriton_ensemble.profiles import Device
 
 _CPU = "CPUExecutionProvider"
@@ -14,7 +16,7 @@ _PROVIDERS = {"cpu": [_CPU], "cuda": ["CUDAExecutionProvider", _CPU]}
 
 
 def open_session(path: Path, options: ort.SessionOptions, device: Device = "cpu") -> ort.InferenceSession:
-    """Open the graph at `path` on "cpu" or "cuda".
+    """Open the graph at `path` on "cpu" or "cuda"; threads that `options` leave open are the deployment's.
 
     Raises:
         ServerError: ONNX Runtime does not compute on that device. Left alone, it falls back to the CPU and
@@ -26,6 +28,7 @@ def open_session(path: Path, options: ort.SessionOptions, device: Device = "cpu"
         raise ServerError(
             f"ONNX Runtime does not run {path} on {device!r}; it knows {', '.join(_PROVIDERS)}."
         )
+    options.intra_op_num_threads = options.intra_op_num_threads or int(os.environ.get(THREADS_VARIABLE) or 0)
     session = ort.InferenceSession(path, options, providers=wanted)
     loaded = session.get_providers()  # those that are available in principle are others
     if wanted[0] not in loaded:

@@ -21,7 +21,11 @@ MAX_SPEECH_SECONDS = 60  # one piece of a text; the fixed noise of the flow woul
 MAX_TEXT_TOKENS = 150  # one piece of a text: about 45 s of speech
 MAX_CHARACTERS = 100_000  # one request, several hours of speech in pieces
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
+FLOW_STATE_MIB = 1024  # that all streams may keep of the flow's state; what is beyond is computed again
 MAX_ANSWER_SECONDS = 600  # of speech in one answer; a stream has no end
+
+# ONNX Runtime keeps a pattern of memory for every shape that it has met.
+NO_PATTERN = (("enable_mem_pattern", 0),)
 
 MAX_POSITIONS = 4096  # of the language model; the table of distances of v1 ends there
 _MARKS = 3  # of the language model's prompt: start, v1's speaker, and the one between text and speech
@@ -68,6 +72,7 @@ class Pipeline:
         prompt_tokens, prompt_frames: dimensions of a reference.
         speaker_embedding, audio_tokenizer, prompt_mel, flow, vocoder: native stages.
         audio_frontend, text_frontend, speech_lm, tts, tts_stream: Python models.
+        graph_stages: those with an exported graph, native or not.
         voice_encoder: the ensemble that encodes a reference.
     """
 
@@ -93,6 +98,8 @@ class Pipeline:
             self.tts_stream,
         )
         self.ensembles = (self.voice_encoder,)
+        stages = (*self.native_stages, *self.python_stages)
+        self.graph_stages = tuple(stage for stage in stages if stage.has_graph)
 
     @property
     def longest_prompt(self) -> int:
@@ -165,7 +172,8 @@ class Pipeline:
         )
         if not family.fade_frames:
             masked = (*said, SPEAKER, Tensor(names.STREAMING, "BOOL", (1,)), FINALIZE)
-            return Stage("flow", masked, (mel, frame_count), max_batch=8, queue_delay_us=2_000)
+            outputs: tuple[Tensor, ...] = (mel, frame_count)
+            return Stage("flow", masked, outputs, max_batch=8, queue_delay_us=2_000, parameters=NO_PATTERN)
         prompt = self.prompt_frames
         small, usual, large = (d + family.fade_frames for d in (1, prompt.opt, prompt.max))
         cache, cache_out = (Dim(name, small, usual, large) for name in ("cache_frames", "cache_out_frames"))
@@ -176,7 +184,7 @@ class Pipeline:
         )
         outputs = (mel, frame_count, Tensor(names.MU_CACHE_OUT, "FP32", (cache_out, MEL_BINS)))
         inputs = (*said, self.prompt[3], SPEAKER, *carried)
-        return Stage("flow", inputs, outputs, max_batch=8, queue_delay_us=2_000)
+        return Stage("flow", inputs, outputs, max_batch=8, queue_delay_us=2_000, parameters=NO_PATTERN)
 
     def _make_vocoder(self, family: Family) -> Stage:
         heard = (
@@ -185,19 +193,20 @@ class Pipeline:
         )
         waveform = Tensor(names.WAVEFORM, "FP32", (self.samples,))
         sample_count = Tensor(names.SAMPLE_COUNT, "INT32", (1,), counts=self.samples)
-        inputs: tuple[Tensor, ...] = (*heard, FINALIZE)
-        outputs: tuple[Tensor, ...] = (waveform, sample_count)
+        carried = (
+            Tensor(names.NOISE_OFFSET, "INT32", (1,), high=100_000),
+            Tensor(names.PHASE, "FP32", (1,)),
+            Tensor(names.PHASE_FRAME, "INT32", (1,), high=family.overlap_frames or family.context_frames),
+        )
+        phase_out = Tensor(names.PHASE_OUT, "FP32", (1,))
+        inputs: tuple[Tensor, ...] = (*heard, FINALIZE, *carried)
+        outputs: tuple[Tensor, ...] = (waveform, sample_count, phase_out)
         if overlap := family.overlap_samples:
-            inputs = (
-                *heard,
-                Tensor(names.SOURCE_CACHE, "FP32", (overlap,)),
-                Tensor(names.SOURCE_CACHE_COUNT, "INT32", (1,), high=overlap),
-                Tensor(names.NOISE_OFFSET, "INT32", (1,), high=100_000),
-                Tensor(names.PHASE, "FP32", (1,)),
-                Tensor(names.PHASE_FRAME, "INT32", (1,), high=family.overlap_frames),
-            )
+            cache = Tensor(names.SOURCE_CACHE, "FP32", (overlap,))
+            cache_count = Tensor(names.SOURCE_CACHE_COUNT, "INT32", (1,), high=overlap)
+            inputs = (*heard, cache, cache_count, *carried)
             source = Tensor(names.SOURCE, "FP32", (self.samples,))
-            outputs = (waveform, source, sample_count, Tensor(names.PHASE_OUT, "FP32", (1,)))
+            outputs = (waveform, source, sample_count, phase_out)
         return Stage(
             "vocoder",
             inputs,
@@ -237,10 +246,17 @@ class Pipeline:
             (Tensor(names.TOKENS, "INT32", (self.tokens,)), Tensor(names.FINISH_REASON, "BYTES", (1,))),
             backend="python",
             decoupled=True,
+            own_graph=True,
             parameters=(
                 ("family", family.name),
                 ("slots", 8),  # requests that share each step
                 ("max_waiting", 64),  # requests beyond them; more are refused as UNAVAILABLE
+                ("chunk", 128),  # positions of a prompt that are fed between two steps
+                (
+                    "cache_mib",
+                    1024 if family.fade_frames else 512,
+                ),  # keys and values of those requests; further ones wait
+                ("prefix_mib", 32),  # keys and values of what prompts begin with
                 ("intra_op_thread_count", 0),  # 0: every core
                 ("text_timeout", 30),  # seconds that a request waits for the next piece of its text
             ),
@@ -265,13 +281,22 @@ class Pipeline:
             Tensor(names.TOKEN_COUNT, "INT32", (1,)),
             Tensor(names.FINISH_REASON, "BYTES", (1,)),
         )
+        parameters: tuple[tuple[str, int | str], ...] = (
+            ("family", family.name),
+            ("max_characters", MAX_CHARACTERS),
+        )
+        carried = streamed and family.block_mask
+        if carried:
+            parameters += (("intra_op_thread_count", 0), ("flow_state_mib", FLOW_STATE_MIB))
         return Stage(
             "tts_stream" if streamed else "tts",
             (*request, *TEXT_STREAM) if streamed else request,
             speech,
             backend="python",
             decoupled=streamed,
-            parameters=(("family", family.name), ("max_characters", MAX_CHARACTERS)),
+            own_graph=carried,
+            planned=False,
+            parameters=parameters,
         )
 
 

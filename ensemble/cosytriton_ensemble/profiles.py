@@ -64,6 +64,10 @@ class Profile:
         """File name of a stage's ONNX graph; a stage without learned weights stays FP32."""
         return self.graph if stage.learned else FP32_GRAPH
 
+    def serves(self, stage: Stage) -> bool:
+        """Whether the profile has an artifact of the stage."""
+        return stage.has_graph and (stage.planned or self.plan is None)
+
     def artifact_of(self, stage: Stage) -> str:
         """File name of what is served for a stage: its plan, or its graph."""
         return self.plan if self.plan is not None else self.graph_of(stage)

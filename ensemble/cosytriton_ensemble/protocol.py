@@ -23,29 +23,24 @@ from cosytriton_ensemble.errors import (
 )
 from cosytriton_ensemble.spec import Array
 
+URGENT = 1  # priority in the queue of a stage: above that of requests that name none
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 _KINDS = {kind.__name__: kind for kind in (InputError, QueueFullError, CancelledError, GenerationError)}
 _ERROR = re.compile(rf"\b({'|'.join(_KINDS)}): (.*)", re.DOTALL)
 
 
-def error_text(error: CosytritonError) -> str:
-    """How an error travels: a stream of Triton carries no code, so the text begins with the kind.
-
-    (Its header `triton_grpc_error` brings codes, and crashes Triton 24.10 under load.)
-    """
-    return f"{type(error).__name__}: {error}"
-
-
 def error_from_text(text: str) -> CosytritonError | None:
-    """The error that a model raised, or None when it is one of Triton's own."""
+    """The error that a model raised (see `models.requests.error_text`), or None: it is Triton's own."""
     found = _ERROR.search(text)
     return _KINDS[found[1]](found[2]) if found else None
 
 
-def request_message(model: str, inputs: Mapping[str, Array], request_id: str) -> Any:
-    """A `ModelInferRequest` of arrays with batch dimension."""
+def request_message(model: str, inputs: Mapping[str, Array], request_id: str, *, urgent: bool = False) -> Any:
+    """A `ModelInferRequest` of arrays with batch dimension; an `urgent` one passes others in the queue."""
     message = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    if urgent:
+        message.parameters["priority"].uint64_param = URGENT
     for name, array in inputs.items():
         datatype = np_to_triton_dtype(array.dtype)
         message.inputs.add(name=name, datatype=datatype, shape=array.shape)

@@ -14,9 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from cosytriton_ensemble.config import configurations
 from cosytriton_ensemble.errors import RepositoryError
-from cosytriton_ensemble.families import COSYVOICE2, Family, family_named
+from cosytriton_ensemble.families import COSYVOICE1, COSYVOICE2, FAMILIES, Family, family_named
 from cosytriton_ensemble.manifest import VERSION, Manifest, check_artifact, how_to_make, identity_of
 from cosytriton_ensemble.pipeline import Pipeline, pipeline_of
 from cosytriton_ensemble.profiles import CPU, PROFILES, Profile
@@ -34,13 +33,15 @@ def version_directory(repository: Path, model: str) -> Path:
 def artifacts(pipeline: Pipeline, profile: Profile = CPU) -> dict[str, str]:
     """What a profile serves, `CPU` what the export writes: model name -> file in its version directory."""
     graphs = {
-        stage.name: profile.artifact_of(stage) for stage in (*pipeline.native_stages, pipeline.speech_lm)
+        stage.name: profile.artifact_of(stage) for stage in pipeline.graph_stages if profile.serves(stage)
     }
     return graphs | {pipeline.text_frontend.name: TOKENIZER, pipeline.tts.name: SPEAKERS}
 
 
 def skeleton(family: Family = COSYVOICE2) -> dict[str, str]:
     """Every committed file of the repository: relative path -> text."""
+    from cosytriton_ensemble.config import configurations  # brings gRPC, which most models do without
+
     pipeline = pipeline_of(family)
     files: dict[str, str] = {}
     for model in (*pipeline.native_stages, *pipeline.python_stages, *pipeline.ensembles):
@@ -54,8 +55,12 @@ def skeleton(family: Family = COSYVOICE2) -> dict[str, str]:
 
 
 def write_repository(repository: Path, family: Family = COSYVOICE2) -> None:
-    """Write the skeleton of a family; artifacts that lie there already stay."""
-    for name, text in skeleton(family).items():
+    """Write the skeleton of a family over that of another; artifacts that lie there already stay."""
+    files = skeleton(family)
+    for other in FAMILIES.values():
+        for stale in skeleton(other).keys() - files.keys():
+            (repository / stale).unlink(missing_ok=True)  # Triton would prefer it to `config.pbtxt`
+    for name, text in files.items():
         path = repository / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -68,18 +73,25 @@ def check_repository(repository: Path, profile: Profile = CPU) -> None:
         RepositoryError: What is missing or wrong (see `check_artifact`), and the command that mends it.
 
     """
-    served = _artifact_paths(repository, profile)
-    _check_presence(repository, {path: how_to_make(path) for path in served})
+    # Those of the smallest family are those that every family has; which one it is, they tell.
+    _check_artifacts(repository, profile, COSYVOICE1)
     family = family_of(repository)
+    served = _check_artifacts(repository, profile, family)
     remedy = f"Run `cosytriton repository {repository} --family {family.name}`."
     _check_presence(repository, {repository / name: remedy for name in _skeleton_of(family, profile)})
-    _check_unity(repository, _artifact_paths(repository))
+    _check_unity(repository, _artifact_paths(repository, CPU, family))
     for path in served:
         check_artifact(path)
 
 
-def _artifact_paths(repository: Path, profile: Profile = CPU) -> list[Path]:
-    names = artifacts(pipeline_of(COSYVOICE2), profile)  # which are those of every family
+def _check_artifacts(repository: Path, profile: Profile, family: Family) -> list[Path]:
+    paths = _artifact_paths(repository, profile, family)
+    _check_presence(repository, {path: how_to_make(path) for path in paths})
+    return paths
+
+
+def _artifact_paths(repository: Path, profile: Profile, family: Family) -> list[Path]:
+    names = artifacts(pipeline_of(family), profile)
     return [version_directory(repository, model) / name for model, name in names.items()]
 
 

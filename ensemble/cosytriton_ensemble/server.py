@@ -25,7 +25,7 @@ from cosytriton_ensemble.errors import ServerError
 from cosytriton_ensemble.facts import stub_libraries, stub_of, triton_folder
 from cosytriton_ensemble.machine import Machine
 from cosytriton_ensemble.metrics import ACTIVE_REQUESTS, read_metric
-from cosytriton_ensemble.names import VOICES_VARIABLE
+from cosytriton_ensemble.names import THREADS_VARIABLE, VOICES_VARIABLE
 from cosytriton_ensemble.profiles import CPU, PROFILES, Profile, profile_named
 from cosytriton_ensemble.repository import check_repository
 
@@ -52,6 +52,7 @@ class ServerOptions:
     metrics_port: int = 8002
     log_level: str = "error"
     exit_timeout: int = 30  # seconds that requests in flight get when the server stops
+    threads: int = 0  # of each graph; 0: every core
     voices: Path | None = None  # folder of enrolled voices; `voices` beside the repository if None
 
     @property
@@ -153,6 +154,8 @@ class TritonServer:
         found = {"PATH": Path(sys.executable).parent, "LD_LIBRARY_PATH": libraries}
         paths = {name: f"{first}:{os.environ.get(name, '')}" for name, first in found.items()}
         own = {LOOPBACK_VARIABLE: self.options.grpc_url, **GLIBC_RETURNS_MEMORY}
+        own[THREADS_VARIABLE] = str(self.options.threads)
+        own["NUMPY_MADVISE_HUGEPAGE"] = "0"  # memory that is reserved and not used stays unused
         if self.options.voices is not None:
             own[VOICES_VARIABLE] = str(self.options.voices.resolve())
         return os.environ | paths | own

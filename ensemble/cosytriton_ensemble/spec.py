@@ -59,8 +59,10 @@ class Dim:
         """The smallest, usual or largest extent."""
         return {"min": self.min, "opt": self.opt, "max": self.max}[which]
 
-    def padded(self, extent: int) -> int:
-        """The extent on the padding grid, at least one step: `extent` rounded up."""
+    def padded(self, extent: int, gathered: bool = True) -> int:
+        """The extent on the padding grid, or, for requests that no batch gathers, the least one there is."""
+        if not gathered:
+            return max(self.min, extent)
         return max(1, -(-extent // self.step)) * self.step
 
 
@@ -96,6 +98,8 @@ class Stage:
     `backend` "onnxruntime" is a native stage (an exported graph), "python" a model of this package.
     `tolerance` is the largest absolute error against the PyTorch module that the export accepts.
     `learned` is false for signal processing without weights, which stays FP32 in every profile.
+    `own_graph` marks a Python model that runs an exported graph itself, because it carries state from call to
+    call; `planned` is false where TensorRT profiles do without that graph.
     `cached` lets Triton's response cache answer a repeated input. `parameters` are settings that the
     model reads from its configuration.
     """
@@ -111,7 +115,14 @@ class Stage:
     cached: bool = False
     tolerance: float = 1e-4
     learned: bool = True
+    own_graph: bool = False
+    planned: bool = True
     parameters: tuple[tuple[str, int | str], ...] = ()
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether an exported graph belongs to the stage."""
+        return self.own_graph or self.backend != "python"
 
     def dims(self) -> dict[str, Dim]:
         """Every dynamic dimension by name."""

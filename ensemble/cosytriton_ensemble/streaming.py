@@ -56,12 +56,13 @@ class GridChunks:
     """Chunks of CosyVoice 2 and 3 (arXiv 2412.10117).
 
     A chunk ends on the grid of the flow's block mask, counted with the prompt, so that a later chunk never
-    changes an earlier one. Its call gives all tokens so far and `lookahead` more. The last chunk, and a piece
-    that is not `streamed`, is computed from all tokens with full attention.
+    changes an earlier one. Its call gives all tokens so far and `lookahead` more. A piece of one chunk, as
+    every one that is not `streamed`, is computed with full attention; `official`ly the last chunk is too,
+    with other frames than those that the chunks before it continue.
     """
 
-    def __init__(self, family: Family, prompt_tokens: int, streamed: bool) -> None:
-        self._family, self._streamed = family, streamed
+    def __init__(self, family: Family, prompt_tokens: int, streamed: bool, official: bool = False) -> None:
+        self._family, self._streamed, self._official = family, streamed, official
         self._offset = 0  # tokens
         self._hop = family.hop_tokens
         self._chunk = self._hop + -prompt_tokens % self._hop
@@ -85,7 +86,8 @@ class GridChunks:
         if not ended:
             return None
         self.finished = True
-        return FlowCall(0, tokens, tokens - self._offset, streaming=False, finalize=True) if tokens else None
+        masked, spoken = self._offset > 0 and not self._official, tokens - self._offset
+        return FlowCall(0, tokens, spoken, streaming=masked, finalize=True) if tokens else None
 
     def inputs(self, call: FlowCall) -> Feed:
         """See `Chunks`."""
@@ -159,7 +161,7 @@ def chunks_of(family: Family, voice: Feed, streamed: bool, official: bool) -> Ch
     """The chunks of one piece: `voice` has the prompt that the flow hears."""
     if family.fade_frames:
         return OverlapChunks(family, int(voice[names.PROMPT_FRAME_COUNT][0]), streamed, official)
-    return GridChunks(family, int(voice[names.PROMPT_TOKEN_COUNT][0]), streamed)
+    return GridChunks(family, int(voice[names.PROMPT_TOKEN_COUNT][0]), streamed, official)
 
 
 def fade_window(size: int, official: bool = False) -> Array:
@@ -227,8 +229,8 @@ class FadingVocoder:
     the next one.
     """
 
-    def __init__(self, family: Family, official: bool) -> None:
-        self._family, self._official = family, official
+    def __init__(self, family: Family, official: bool, gathered: bool = True) -> None:
+        self._family, self._official, self._gathered = family, official, gathered
         self._frames = pipeline_of(family).frames
         self._rise, self._fall = np.split(fade_window(family.overlap_samples, official), 2)
         self._start = 0  # mel frame of the piece at which the present chunk begins
@@ -248,7 +250,7 @@ class FadingVocoder:
         cache = np.zeros(self._family.overlap_samples, np.float32)
         cache[: len(self._source)] = self._source
         return {
-            **_mel_feed(mel, self._frames.padded(len(mel))),
+            **_mel_feed(mel, self._frames.padded(len(mel), self._gathered)),
             names.SOURCE_CACHE: cache,
             names.SOURCE_CACHE_COUNT: _number(len(self._source)),
             names.NOISE_OFFSET: _number(self._start * self._family.mel_hop),
@@ -274,30 +276,46 @@ class FadingVocoder:
 
 
 class CausalVocoder:
-    """Joins chunks of the causal HiFT of v3: it hears all frames so far, and the new samples are spoken."""
+    """Joins chunks of the causal HiFT of v3.
 
-    def __init__(self, family: Family) -> None:
+    Each chunk begins with the frames before it that its samples depend on; their samples are dropped.
+    """
+
+    def __init__(self, family: Family, gathered: bool = True) -> None:
+        self._family, self._gathered = family, gathered
         self._frames = pipeline_of(family).frames
-        self._mel = np.zeros((0, MEL_BINS), np.float32)
-        self._spoken = 0  # samples
+        self._mel = np.zeros((0, MEL_BINS), np.float32)  # the present chunk and its context
+        self._next = self._spoken = 0  # frames before the next to speak: in `_mel`, and in the piece
+        self._phase = np.zeros(1, np.float32)
 
     def feed(self, mel: Array, final: bool) -> Feed:
         """See `ChunkVocoder`."""
-        self._mel = np.concatenate([self._mel, mel])
-        padded = self._frames.padded(len(self._mel))
-        return _mel_feed(self._mel, padded) | {names.FINALIZE: np.array([final])}
+        context = min(self._spoken, self._family.context_frames)
+        self._mel = np.concatenate([self._mel[self._next - context :], mel])
+        self._next = context
+        return {
+            **_mel_feed(self._mel, self._frames.padded(len(self._mel), self._gathered)),
+            names.FINALIZE: np.array([final]),
+            names.NOISE_OFFSET: _number((self._spoken - context) * self._family.mel_hop),
+            names.PHASE: self._phase,
+            names.PHASE_FRAME: _number(context - 1),
+        }
 
     def emit(self, outputs: Feed, final: bool) -> Array:  # noqa: ARG002  (of `ChunkVocoder`)
         """See `ChunkVocoder`."""
-        count = int(outputs[names.SAMPLE_COUNT][0])
-        speech = outputs[names.WAVEFORM][self._spoken : count].copy()
-        self._spoken = count
+        hop, count = self._family.mel_hop, int(outputs[names.SAMPLE_COUNT][0])
+        speech = outputs[names.WAVEFORM][self._next * hop : count].copy()
+        if len(speech):
+            self._spoken += len(speech) // hop
+            self._next, self._phase = count // hop, outputs[names.PHASE_OUT]
         return speech
 
 
-def vocoder_of(family: Family, official: bool) -> ChunkVocoder:
-    """The vocoder's chunks of one piece."""
-    return FadingVocoder(family, official) if family.overlap_frames else CausalVocoder(family)
+def vocoder_of(family: Family, official: bool, gathered: bool = True) -> ChunkVocoder:
+    """The vocoder's chunks of one piece; `gathered`: on the grid on which requests share a batch."""
+    if family.overlap_frames:
+        return FadingVocoder(family, official, gathered)
+    return CausalVocoder(family, gathered)
 
 
 def _mel_feed(mel: Array, extent: int) -> Feed:

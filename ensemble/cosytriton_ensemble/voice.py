@@ -76,12 +76,12 @@ class Voice:
             tokens, mel = tokens[:count], mel[: family.frames(count)]
         return type(self)(self.speaker, tokens, mel, self.transcript)
 
-    def feed(self, family: Family, reference: bool) -> Feed:
+    def feed(self, family: Family, reference: bool, gathered: bool = True) -> Feed:
         """Make the tensors of the flow and the language model; without `reference` all counts are 0."""
         tokens, mel = (self.tokens, self.mel) if reference else (NO_TOKENS, NO_MEL)
         pipeline = pipeline_of(family)
-        extent = pipeline.prompt_tokens.padded(len(tokens))
-        frames = pipeline.prompt_frames.padded(max(len(mel), 1))
+        extent = pipeline.prompt_tokens.padded(len(tokens), gathered)
+        frames = pipeline.prompt_frames.padded(len(mel), gathered)
         if pipeline.prompt_frames.base is not None:
             frames = extent * pipeline.prompt_frames.factor
         return {

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import version
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -31,18 +32,22 @@ from cosytriton_export.environment import prepare_torch
 from cosytriton_export.errors import ExportError
 from cosytriton_export.features import PromptMel
 from cosytriton_export.flow import flow_of
+from cosytriton_export.flow.flow import CausalFlow
+from cosytriton_export.flow.streaming_graph import export_streaming_flow
+from cosytriton_export.graph import OPSET as FLOW_OPSET
 from cosytriton_export.graph import export_stage
 from cosytriton_export.llm import language_model_of
 from cosytriton_export.llm_graph import OPSET as LLM_OPSET
 from cosytriton_export.llm_graph import TEXT_ENCODER, export_llm
 from cosytriton_export.parity import ID_TIES, ParityRow, measure, stage_feeds, stage_reference
+from cosytriton_export.parity_flow import measure_streaming_flow
 from cosytriton_export.parity_llm import measure_llm
 from cosytriton_export.speaker_embedding import SpeakerEmbedding
 from cosytriton_export.speakers import read_speakers
 from cosytriton_export.tokenizer import build_tokenizer, save_tokenizer
 from cosytriton_export.vocoder import vocoder_of
 
-OPSET = 18
+OPSET = 18  # that the runtimes of older containers know too
 TOOLS = ("torch", "onnx", "onnxruntime", "tokenizers")
 
 Progress = Callable[[str], None]
@@ -57,7 +62,7 @@ MODULES: Mapping[str, Callable[[Checkpoint], nn.Module]] = {
 }
 """Builders of the native stages; each one knows the families."""
 
-_SLOW = ("flow", "speaker_embedding", "vocoder")
+_SLOW = ("tts_stream", "flow", "speaker_embedding", "vocoder")
 
 
 def export_checkpoint(
@@ -135,6 +140,8 @@ def _export(checkpoint: Checkpoint, name: str, path: Path) -> ParityRow:
             return ParityRow(name, None, _megabytes(path), 0, {})
         if name == pipeline.speech_lm.name:
             return _export_language_model(checkpoint, pipeline, path)
+        if name == pipeline.tts_stream.name:
+            return _export_streaming_flow(checkpoint, pipeline, path)
         return _export_stage(checkpoint, pipeline, name, path)
     except (CosytritonError, OSError, MemoryError):
         raise
@@ -152,12 +159,20 @@ def _export_language_model(checkpoint: Checkpoint, pipeline: Pipeline, path: Pat
     return ParityRow(pipeline.speech_lm.name, LLM_OPSET, _megabytes(path), tolerance, errors)
 
 
+def _export_streaming_flow(checkpoint: Checkpoint, pipeline: Pipeline, path: Path) -> ParityRow:
+    flow, tolerance = cast(CausalFlow, flow_of(checkpoint)), pipeline.flow.tolerance
+    export_streaming_flow(flow, path)
+    errors = measure_streaming_flow(flow, pipeline, path, tolerance)
+    return ParityRow(pipeline.tts_stream.name, FLOW_OPSET, _megabytes(path), tolerance, errors)
+
+
 def _export_stage(checkpoint: Checkpoint, pipeline: Pipeline, name: str, path: Path) -> ParityRow:
     stage = next(stage for stage in pipeline.native_stages if stage.name == name)
     module = MODULES[name](checkpoint).eval()
-    export_stage(stage, module, path, opset=OPSET)
+    opset = FLOW_OPSET if stage is pipeline.flow else OPSET
+    export_stage(stage, module, path, opset=opset)
     errors = measure(path, stage_reference(stage, module), stage_feeds(stage), stage.tolerance)
-    return ParityRow(name, OPSET, _megabytes(path), stage.tolerance, errors)
+    return ParityRow(name, opset, _megabytes(path), stage.tolerance, errors)
 
 
 def _speakers(checkpoint: Checkpoint) -> bytes:

@@ -20,14 +20,16 @@ from torch import nn
 from cosytriton_ensemble.spec import Dim, Stage, Tensor
 from cosytriton_export.errors import ExportError
 
+OPSET = 24  # 23 is the first with Attention
 EXTERNAL_DATA_BYTES = 1_800_000_000
 """Weights above this go to `<name>.data` beside the graph: a protobuf message ends at 2 GiB."""
 
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's list of modules around a node, then its operation
+_REARRANGING = ("Transpose", "Reshape", "Identity")  # a copy is an Identity
 _TRACE_BATCH = 2  # torch.export specialises on 0 and 1
 
 
-def export_stage(stage: Stage, module: nn.Module, path: Path, *, opset: int = 18) -> None:
+def export_stage(stage: Stage, module: nn.Module, path: Path, *, opset: int = OPSET) -> None:
     """Write the stage's graph to `path`.
 
     The module's `forward` takes the stage's inputs and returns a tuple of its outputs, both in declared
@@ -37,7 +39,7 @@ def export_stage(stage: Stage, module: nn.Module, path: Path, *, opset: int = 18
     save_model(stage_model(stage, module, opset=opset), path)
 
 
-def stage_model(stage: Stage, module: nn.Module, *, opset: int = 18) -> ir.Model:
+def stage_model(stage: Stage, module: nn.Module, *, opset: int = OPSET) -> ir.Model:
     """Trace the stage's graph in memory, with the declared tensor and axis names and no debug metadata.
 
     Raises `ExportError` like `export_stage`.
@@ -69,22 +71,30 @@ def stage_model(stage: Stage, module: nn.Module, *, opset: int = 18) -> ir.Model
 
 def finish(program: torch.onnx.ONNXProgram) -> ir.Model:
     """Optimize a traced graph: weights stand as they are used, layers are named, debug metadata is gone."""
-    _transpose_weights(program.model)  # before the optimizer folds them under names of its own
+    _fold_weights(program.model)  # before the optimizer folds them under names of its own
     program.optimize()
     _name_layers(program.model)
     _strip_metadata(program.model)
     return program.model
 
 
-def _transpose_weights(model: ir.Model) -> None:
-    """Store weights [in, out], as MatMul wants them: quantisers and runtimes look for a constant there."""
+def _fold_weights(model: ir.Model) -> None:
+    """Store weights as they are used, [in, out] for MatMul: quantisers and runtimes look for constants."""
     for node in list(model.graph.all_nodes()):
-        weight = node.inputs[0] if node.op_type == "Transpose" else None
+        weight = node.inputs[0] if node.op_type in _REARRANGING else None
         if weight is None or weight.const_value is None or len(weight.uses()) > 1:
             continue
-        array = weight.const_value.numpy().transpose(node.attributes["perm"].as_ints())
+        result, array = node.outputs[0], weight.const_value.numpy()
+        if result.is_graph_output():
+            continue
+        if node.op_type == "Transpose":
+            array = array.transpose(node.attributes["perm"].as_ints())
+        elif result.shape is None or not result.shape.is_static():
+            continue
+        else:
+            array = array.reshape(result.shape.numpy())
         weight.const_value, weight.shape = ir.tensor(array, name=weight.name), ir.Shape(array.shape)
-        node.outputs[0].replace_all_uses_with(weight)
+        result.replace_all_uses_with(weight)
         if node.graph is not None:
             node.graph.remove(node, safe=True)
 

@@ -27,6 +27,7 @@ from cosytriton_export.hift_source import (
 from cosytriton_export.stft import InverseStft, Stft, hann_window, length_mask
 
 MAX_MAGNITUDE = 100.0  # of a bin of the inverse STFT
+POST_KERNEL = 7  # of the last convolution
 POST_SLOPE = 0.01  # of the last leaky ReLU; the others have the configured one
 
 
@@ -168,7 +169,7 @@ class Decoder(nn.Module):
             for width in widths[1:]
             for kernel, dilations in zip(config.resblock_kernels, config.resblock_dilations, strict=True)
         )
-        self.conv_post = convolutions.plain(widths[-1], spectrum, 7, 1)
+        self.conv_post = convolutions.plain(widths[-1], spectrum, POST_KERNEL, 1)
         self.stft = Stft(hann_window(config.n_fft), config.stft_hop)
         self.istft = InverseStft(hann_window(config.n_fft), config.stft_hop)
 
@@ -256,4 +257,4 @@ class Vocoder(Decoder):
         position = torch.arange(source.shape[1], device=source.device)
         cached = source_cache.index_select(1, position.clamp(max=source_cache.shape[1] - 1))
         source = torch.where(position < source_cache_count.minimum(sample_count), cached, source)
-        return self.decode(masked, source, frame_count), source, sample_count, last_phase(cycles)
+        return self.decode(masked, source, frame_count), source, sample_count, last_phase(cycles, frame_count)

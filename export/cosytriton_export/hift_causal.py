@@ -3,11 +3,14 @@
 arXiv 2505.17589; official: `CausalHiFTGenerator`, `CausalConvRNNF0Predictor`. Only the first convolution of
 the decoder and that of the pitch predictor look ahead; all others see the past. So a chunk that is not the
 last needs no overlap with the next: its samples are final up to where those two convolutions, and the
-overlap-add of the inverse STFT, need frames that are not known yet.
+overlap-add of the inverse STFT, need frames that are not known yet. And they depend on no more than
+`CausalVocoder.context` earlier frames, but for the phase, which is carried from chunk to chunk. So a chunk
+gets these frames again, and not all of the utterance, as the official one does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cosytriton_export.flow.solver import NOISE_FRAMES, NOISE_SEED
-from cosytriton_export.hift import Convolutions, Decoder, HiftConfig
-from cosytriton_export.hift_source import HarmonicSource, PitchPredictor, SourceConfig
+from cosytriton_export.hift import POST_KERNEL, Convolutions, Decoder, HiftConfig
+from cosytriton_export.hift_source import (
+    HarmonicSource,
+    PitchPredictor,
+    SourceConfig,
+    carry_phase,
+    last_phase,
+)
 from cosytriton_export.stft import length_mask
 
 PITCH_LOOK_AHEAD = 3
@@ -140,33 +149,68 @@ class CausalVocoder(Decoder):
     def __init__(self, config: HiftConfig, source: HarmonicSource, look_ahead: int) -> None:
         """`look_ahead`: later frames that the decoder sees."""
         super().__init__(config, causal(look_ahead))
-        # As the official code counts. Both look ahead from the same frame, so the larger of the two would do.
-        self.unfinished = PITCH_LOOK_AHEAD + look_ahead + OVERLAP_FRAMES
+        # Both look ahead from the same frame; the official code holds back the sum of the two.
+        self.unfinished = max(PITCH_LOOK_AHEAD, look_ahead) + OVERLAP_FRAMES
         self.m_source = source
         self.f0_predictor = CausalPitchPredictor(config.source.mel_bins, config.source.pitch_channels)
 
-    def forward(self, mel: Tensor, frame_count: Tensor, finalize: Tensor) -> tuple[Tensor, Tensor]:
-        """Speak a mel spectrogram from its beginning.
+    @property
+    def context(self) -> int:
+        """Earlier mel frames that a sample depends on, but for the phase, which depends on all of them."""
+        config, rates = self.config, self.config.upsample_rates
+        overlap = config.n_fft / config.source.mel_hop  # of a frame of the STFT; in mel frames, as all here
+        reach = (POST_KERNEL - 1) / math.prod(rates) + overlap
+        longest = 0.0
+        for i in reversed(range(len(rates))):
+            rate = math.prod(rates[: i + 1])
+            blocks = zip(config.resblock_kernels, config.resblock_dilations, strict=True)
+            reach += max(_reach(*block) for block in blocks) / rate
+            source = _reach(config.source_kernels[i], config.source_dilations[i]) / rate
+            longest = max(longest, reach + source + 2 / rate)  # the convolution down spans two of its strides
+            reach += (config.upsample_kernels[i] - 1) / rate
+        pitch = 2 * (PitchPredictor.LAYERS - 1)  # kernels of 3, but for the first, which looks ahead
+        return math.ceil(max(longest + overlap + pitch, reach))
+
+    def forward(
+        self,
+        mel: Tensor,
+        frame_count: Tensor,
+        finalize: Tensor,
+        noise_offset: Tensor,
+        phase: Tensor,
+        phase_frame: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Speak a mel spectrogram, or a chunk of it behind its `context`.
 
         Args:
             mel: log-mel, FP32 [B, T, mel_bins], padded on the right.
             frame_count: valid frames, INT32 [B, 1].
             finalize: BOOL [B, 1], whether the row ends here. If not, its last frames are only looked at, and
                 the samples of its last `unfinished` frames are left to a later call.
+            noise_offset: position of the first sample in the whole utterance, INT32 [B, 1].
+            phase: of the fundamental in `phase_frame`, in cycles, FP32 [B, 1]; 0 where an utterance begins.
+            phase_frame: the last frame of the context, INT32 [B, 1]; -1 where an utterance begins.
 
         Returns:
             waveform FP32 [B, T * mel_hop] in [-audio_limit, audio_limit], zero beyond the samples that are
-            final; their sample_count INT32 [B, 1].
+            final, and not to be spoken in the context; sample_count INT32 [B, 1] of the final ones, the
+            context included; phase_out FP32 [B, 1], the phase in the last frame of these.
 
         """
         mask = length_mask(frame_count, mel.shape[1])
         masked = mel.transpose(1, 2) * mask  # [B, mel_bins, T]
         pitch = self.f0_predictor(masked, mask).to(mel.dtype)
-        beginning = torch.zeros_like(frame_count)
-        source = self.m_source(pitch, self.m_source.cycles(pitch), frame_count, beginning)
+        cycles = carry_phase(self.m_source.cycles(pitch), phase, phase_frame)
+        source = self.m_source(pitch, cycles, frame_count, noise_offset)
         # The last frames of an unfinished row are computed as if it ended; nothing of that reaches the
         # samples before, so they need only be cut off.
         finished = torch.where(finalize, frame_count, (frame_count - self.unfinished).clamp(min=0))
         sample_count = finished * self.config.source.mel_hop
         waveform = self.decode(masked, source, frame_count)
-        return waveform * length_mask(sample_count, waveform.shape[1]).squeeze(1), sample_count
+        waveform = waveform * length_mask(sample_count, waveform.shape[1]).squeeze(1)
+        return waveform, sample_count, last_phase(cycles, finished)
+
+
+def _reach(kernel: int, dilations: tuple[int, ...]) -> int:
+    """Positions before its own that an output of a residual block depends on."""
+    return (kernel - 1) * sum(dilation + 1 for dilation in dilations)

@@ -14,6 +14,7 @@ cache holds that chunk's samples of the shared frames up to the reference point 
 CosyVoice 1 this is the frame's last sample: all `overlap * mel_hop` samples. In CosyVoice 2 it is the
 frame's centre; behind it the former source stands still, for it did not know the next frame. So the cache
 ends there, after `overlap * mel_hop - mel_hop // 2` samples, where the new source has the same phase.
+CosyVoice 3 needs no cache: the frames that its chunk repeats are a context, whose samples are not spoken.
 """
 
 from __future__ import annotations
@@ -204,9 +205,9 @@ def carry_phase(cycles: Tensor, phase: Tensor, frame: Tensor) -> Tensor:
     return cycles + (phase - torch.where(frame >= 0, there, torch.zeros_like(there)))
 
 
-def last_phase(cycles: Tensor) -> Tensor:
-    """Phase at the last valid frame, in [0, 1]: `HarmonicSource.cycles` FP32 [B, T] -> FP32 [B, 1]."""
-    return _fraction(cycles[:, -1:])  # they stand still behind the row's end
+def last_phase(cycles: Tensor, count: Tensor) -> Tensor:
+    """Phase at the last of `count` frames (INT32 [B, 1]), in [0, 1]: FP32 [B, T] -> FP32 [B, 1]."""
+    return _fraction(cycles.gather(1, (count.long() - 1).clamp(min=0)))
 
 
 def _fraction(cycles: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch.nn import functional as F  # noqa: N812 (the usual name)
 from cosytriton_ensemble.llm_spec import METADATA_KEY
 from cosytriton_export.errors import ExportError
 from cosytriton_export.graph import finish, save_model
+from cosytriton_export.joined import join_products
 from cosytriton_export.llm_base import LanguageModel
 from cosytriton_export.llm_transformer import PromptEncoder, TransformerLM
 
@@ -132,6 +133,7 @@ def llm_model(model: LanguageModel) -> ir.Model:
 
     Raises `ExportError`: the model cannot be traced.
     """
+    join_products(model)
     layers = range(model.cache.layers)
     caches = [f"{kind}_cache{{}}.{layer}" for kind in ("key", "value") for layer in layers]
     inputs = _sample(model)

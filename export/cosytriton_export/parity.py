@@ -136,7 +136,8 @@ def format_table(rows: Sequence[ParityRow], *, untrained: bool) -> str:
 
 def _cells(row: ParityRow) -> list[str]:
     errors = [
-        " / ".join(f"{row.errors[size, b]:.1e}" for b in BATCHES) if row.errors else "-" for size in SIZES
+        " / ".join(f"{row.errors[size, b]:.1e}" for b in BATCHES if (size, b) in row.errors) or "-"
+        for size in SIZES
     ]
     opset = str(row.opset) if row.opset else "-"
     return [row.stage, opset, f"{row.megabytes:.1f}", *errors, f"{row.tolerance:g}" if row.errors else "-"]

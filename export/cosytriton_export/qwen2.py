@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the usual name)
 
 from cosytriton_export.errors import CheckpointError
+from cosytriton_export.joined import joined, project
 from cosytriton_export.kv_cache import CacheShape, causal_bias, run_layers, tensor_scatter
 
 
@@ -72,25 +73,28 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(sizes.hidden_size, self.kv_heads * self.head_dim)
         self.v_proj = nn.Linear(sizes.hidden_size, self.kv_heads * self.head_dim)
         self.o_proj = nn.Linear(self.heads * self.head_dim, sizes.hidden_size, bias=False)
+        self.qkv_proj: nn.Linear | None = None
+
+    def join(self) -> None:
+        """Project queries, keys and values at once in a graph."""
+        self.qkv_proj = joined([self.q_proj, self.k_proj, self.v_proj])
 
     def forward(
         self, x: Tensor, places: Places, key_cache: Tensor, value_cache: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Attend from x [batch, new, hidden]; returns the output and the two updated caches."""
         batch, new, _ = x.shape
-        query = rotate(self.q_proj(x) * self.head_dim**-0.5, places, self.heads)
-        key = rotate(self.k_proj(x), places, self.kv_heads)
-        keys = tensor_scatter(key_cache, self._by_kv_head(key), places.past_counts)
-        values = tensor_scatter(value_cache, self._by_kv_head(self.v_proj(x)), places.past_counts)
-        # The heads of a group become rows of one product: [batch, kv_heads, new * group, head_dim].
-        query = self._by_kv_head(query).reshape(batch, self.kv_heads, new * self.group, self.head_dim)
-        scores = query @ keys.transpose(2, 3) + places.bias  # [batch, kv_heads, new * group, capacity]
-        mixed = (scores.softmax(-1) @ values).reshape(batch, self.kv_heads, new, self.group * self.head_dim)
+        projected = project(x, (self.q_proj, self.k_proj, self.v_proj), self.qkv_proj)
+        heads = projected.reshape(batch, new, -1, self.head_dim).transpose(1, 2)
+        turned, value = heads.split_with_sizes([self.heads + self.kv_heads, self.kv_heads], 1)
+        query, key = rotate(turned, places).split_with_sizes([self.heads, self.kv_heads], 1)
+        keys = tensor_scatter(key_cache, key, places.past_counts)
+        values = tensor_scatter(value_cache, value, places.past_counts)
+        # The heads of a group become rows of one product: [batch, kv_heads, group * new, head_dim].
+        query = query.reshape(batch, self.kv_heads, self.group * new, self.head_dim) * self.head_dim**-0.5
+        scores = query @ keys.transpose(2, 3) + places.bias  # [batch, kv_heads, group * new, capacity]
+        mixed = (scores.softmax(-1) @ values).reshape(batch, self.heads, new, self.head_dim)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, new, -1)), keys, values
-
-    def _by_kv_head(self, x: Tensor) -> Tensor:
-        # [batch, new, kv_heads * width] -> [batch, kv_heads, new, width]
-        return x.reshape(*x.shape[:2], self.kv_heads, -1).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -101,10 +105,16 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
         self.up_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
         self.down_proj = nn.Linear(sizes.intermediate_size, sizes.hidden_size, bias=False)
+        self.gate_up_proj: nn.Linear | None = None
+
+    def join(self) -> None:
+        """Compute the gate and what passes it at once in a graph."""
+        self.gate_up_proj = joined([self.gate_proj, self.up_proj])
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., hidden] to the same shape."""
-        down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = project(x, (self.gate_proj, self.up_proj), self.gate_up_proj).chunk(2, -1)
+        down: Tensor = self.down_proj(F.silu(gate) * up)
         return down
 
 
@@ -153,7 +163,7 @@ class Places:
     past_counts: Tensor  # [batch], where in the cache a row's new positions begin
     cos: Tensor  # [batch, new, head_dim / 2]
     sin: Tensor
-    bias: Tensor  # [batch, 1, new * group, capacity], 0 where a key is visible, else -inf
+    bias: Tensor  # [batch, 1, group * new, capacity], 0 where a key is visible, else -inf
 
     @classmethod
     def of(cls, sizes: Qwen2Config, past_counts: Tensor, new: int, capacity: int) -> Self:
@@ -162,10 +172,10 @@ class Places:
         positions = past_counts[:, None] + torch.arange(new)  # [batch, new]
         angles = positions[:, :, None] * sizes.rope_theta**-half
         group = sizes.num_attention_heads // sizes.num_key_value_heads
-        rows = positions[:, :, None].expand(-1, -1, group).flatten(1)  # a query's heads stand side by side
-        return cls(past_counts, angles.cos(), angles.sin(), causal_bias(rows, capacity))
+        bias = causal_bias(positions.repeat(1, group), capacity)
+        return cls(past_counts, angles.cos(), angles.sin(), bias)
 
 
-def rotate(x: Tensor, places: Places, heads: int) -> Tensor:
-    """Turn x [batch, new, heads * head_dim] by its positions."""
-    return torch.onnx.ops.rotary_embedding(x, places.cos, places.sin, num_heads=heads)
+def rotate(x: Tensor, places: Places) -> Tensor:
+    """Turn x [batch, heads, new, head_dim] by its positions."""
+    return torch.onnx.ops.rotary_embedding(x, places.cos, places.sin)

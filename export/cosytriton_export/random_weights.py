@@ -21,14 +21,15 @@ GAINS = {
     "decoder.estimator.final_proj.weight": 0.5,
     "decoder.estimator.proj_out.weight": 0.5,
     "m_source.l_linear.weight": 0.3,
-    "conv_post.weight": 0.3,
+    "conv_pre.weight": 0.25,  # a log-mel is about -5
     "f0_predictor.classifier.weight": 15.0,  # Hz: some frames are voiced, some are not
 }
+RESIDUAL_GAIN = 0.3  # of the vocoder's residual branches: with 1 it amplifies noise, and 8 bits mean nothing
 BIASES = {"f0_predictor.classifier.bias": 20.0}  # Hz
 EOS_LOGIT = 3.0  # end of speech is likely enough that an utterance ends by itself
 OTHER_STOP_LOGIT = -30.0  # the other stop ids are never drawn
 COMMON_PART = 0.6  # mean of a hidden state behind the final norm: 0.55 to 0.75, measured at 2 and 24 layers
-LOUDNESS_BIAS = -1.0  # log magnitude of the vocoder's spectrum
+LOUDNESS_BIAS = 1.0  # log magnitude of the vocoder's spectrum
 ROTARY_BASE = 10_000
 
 _SCALE, _DIRECTION = WEIGHT_NORM_SUFFIXES[0]
@@ -76,8 +77,8 @@ def _random(key: str, shape: tuple[int, ...], config: Config, generator: torch.G
         return torch.full(shape, BIASES.get(key, 0.0))
     if len(shape) == 1:  # the gain of a norm, or Snake's frequency
         return torch.ones(shape)
-    gain = GAINS.get(key, 1.0) / math.sqrt(_fan_in(key, shape, config))
-    return torch.randn(shape, generator=generator).mul_(gain)
+    gain = RESIDUAL_GAIN if ".convs2." in key else GAINS.get(key, 1.0)
+    return torch.randn(shape, generator=generator).mul_(gain / math.sqrt(_fan_in(key, shape, config)))
 
 
 def _fan_in(key: str, shape: tuple[int, ...], config: Config) -> float:

@@ -25,6 +25,7 @@ from cosytriton_export.flow.encoder import (
     RelativeAttention,
     relative_positions,
 )
+from cosytriton_export.joined import joined, project
 from cosytriton_export.kv_cache import causal_bias, run_layers, tensor_scatter
 
 POSITIONS = 4096
@@ -52,6 +53,14 @@ class CachedRelativeAttention(RelativeAttention):
 
     table: Tensor | None = None  # of `by_distance`, when the weights are final
 
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.linear_qkv: nn.Linear | None = None
+
+    def join(self) -> None:
+        """Project queries, keys and values at once in a graph."""
+        self.linear_qkv = joined([self.linear_q, self.linear_k, self.linear_v])
+
     def tabulate(self) -> None:
         """Keep what the weights make of the distances below `POSITIONS`: a constant of the graph."""
         self.table = None
@@ -73,17 +82,16 @@ class CachedRelativeAttention(RelativeAttention):
         self, x: Tensor, places: Places, key_cache: Tensor, value_cache: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Attend from x [batch, new, width]; returns the output and the two updated caches."""
-        query = self._by_head(self.linear_q(x))  # [batch, heads, new, head width]
-        keys = tensor_scatter(key_cache, self._by_head(self.linear_k(x)), places.past_counts)
-        values = tensor_scatter(value_cache, self._by_head(self.linear_v(x)), places.past_counts)
+        projected = project(x, (self.linear_q, self.linear_k, self.linear_v), self.linear_qkv)
+        heads = projected.reshape(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+        query, key, value = heads.chunk(3, 1)  # [batch, heads, new, head width]
+        keys = tensor_scatter(key_cache, key, places.past_counts)
+        values = tensor_scatter(value_cache, value, places.past_counts)
         content = (query + self.pos_bias_u[:, None]) @ keys.transpose(2, 3)
         by_distance = (query + self.pos_bias_v[:, None]) @ self.by_distance(keys.shape[2])
         scores = (content + by_distance.gather(3, places.distances)) / math.sqrt(self.head_width)
         mixed = (scores + places.bias).softmax(-1) @ values
         return self.linear_out(mixed.transpose(1, 2).flatten(2)), keys, values
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        return x.reshape(*x.shape[:2], self.heads, self.head_width).transpose(1, 2)
 
 
 class ReluFeedForward(FeedForward):

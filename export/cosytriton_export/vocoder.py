@@ -40,7 +40,13 @@ def vocoder_of(checkpoint: Checkpoint) -> Vocoder | CausalVocoder:
         noise = uniform_noise(checkpoint.config["flow"], config.source)
     else:
         noise = normal_noise(config.source.harmonics)
-    return build_vocoder(family, config, checkpoint.state("hift"), "hift.pt", noise)
+    vocoder = build_vocoder(family, config, checkpoint.state("hift"), "hift.pt", noise)
+    if isinstance(vocoder, CausalVocoder) and vocoder.context > family.context_frames:
+        raise CheckpointError(
+            f"{checkpoint.path}: a sample of the vocoder depends on {vocoder.context} earlier mel frames; a "
+            f"stream of {family.name} gives it {family.context_frames}. Use the official kernel sizes."
+        )
+    return vocoder
 
 
 def build_vocoder(

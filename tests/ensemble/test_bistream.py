@@ -91,7 +91,7 @@ class Run:
             if self.generation.waits:
                 if not self.generation.ready():
                     return None
-                self.fed.append(self.generation.take().tolist())
+                self.fed.append(self.generation.take().ids.tolist())
             self.steps += 1
             if reason := self.generation.advance(favouring(*favoured, 10 + self.steps % 13)):
                 return reason

@@ -9,7 +9,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from cosytriton_ensemble.config import config_text, configurations
 from cosytriton_ensemble.families import COSYVOICE2, FAMILIES, Family
 from cosytriton_ensemble.pipeline import PIPELINES, pipeline_of
-from cosytriton_ensemble.profiles import CPU, PROFILES, Profile
+from cosytriton_ensemble.profiles import CPU, GPU, PROFILES, Profile
+from cosytriton_ensemble.protocol import request_message
 from cosytriton_ensemble.spec import Dim, Ensemble, Stage, Tensor
 
 EVERY_PROFILE = pytest.mark.parametrize("profile", PROFILES.values(), ids=list(PROFILES))
@@ -46,14 +47,32 @@ def test_tensors_have_their_names_types_and_shapes(family: Family) -> None:
 
 
 @EVERY_FAMILY
-def test_native_stages_run_on_tritons_onnxruntime_backend_in_batches(family: Family) -> None:
+def test_native_stages_run_on_tritons_onnxruntime_backend(family: Family) -> None:
     for stage in pipeline_of(family).native_stages:
         config = parsed(stage)
         assert config.backend == "onnxruntime"
         assert config.default_model_filename == "model.onnx"
-        assert config.max_batch_size > 1
-        assert config.HasField("dynamic_batching")
         assert [group.kind for group in config.instance_group] == [pb.ModelInstanceGroup.KIND_CPU]
+
+
+@EVERY_PROFILE
+@EVERY_FAMILY
+def test_only_a_gpu_gathers_requests_to_batches_and_waits_for_them(family: Family, profile: Profile) -> None:
+    for stage in pipeline_of(family).native_stages:
+        config = parsed(stage, profile)
+        delay = config.dynamic_batching.max_queue_delay_microseconds
+        assert (config.max_batch_size, delay) == ((8, 2_000) if profile.gpu else (1, 0))
+
+
+@EVERY_PROFILE
+@EVERY_FAMILY
+def test_what_names_no_priority_lets_urgent_requests_pass(family: Family, profile: Profile) -> None:
+    message = request_message("flow", {}, "1", urgent=True)
+    for stage in pipeline_of(family).native_stages:
+        batching = parsed(stage, profile).dynamic_batching
+        urgent = message.parameters["priority"].uint64_param
+        assert 1 <= urgent < batching.default_priority_level <= batching.priority_levels
+    assert "priority" not in request_message("flow", {}, "1").parameters
 
 
 # What each profile serves: backend, kind of its instances, file of a stage with weights, and without.
@@ -87,7 +106,7 @@ def test_nothing_else_of_a_native_stage_differs_but_what_onnxruntime_alone_knows
     family: Family, profile: Profile
 ) -> None:
     for stage in pipeline_of(family).native_stages:
-        config, usual = parsed(stage, profile), parsed(stage)
+        config, usual = parsed(stage, profile), parsed(stage, GPU if profile.gpu else CPU)
         assert config.HasField("optimization") == (config.backend == "onnxruntime")
         if config.backend == "tensorrt":
             assert not config.parameters
@@ -116,7 +135,7 @@ def test_a_model_with_a_graph_has_a_file_for_each_profile_and_the_others_one_for
     pipeline = pipeline_of(family)
     others = [f"configs/{name}.pbtxt" for name in ("cpu_int8", "gpu", "gpu_fp16", "gpu_int8")]
     for model in models_of(family):
-        graph = model in pipeline.native_stages or model is pipeline.speech_lm
+        graph = model in pipeline.graph_stages
         assert list(configurations(model)) == ["config.pbtxt", *(others if graph else [])]
         assert configurations(model)["config.pbtxt"] == config_text(model)
         for profile in PROFILES.values():  # Triton falls back to `config.pbtxt`

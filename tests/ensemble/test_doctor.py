@@ -178,6 +178,11 @@ def test_advice(case: str) -> None:
     assert reason in advice.reason
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 2), (4, 4), (6, 4), (8, 4), (64, 32)])
+def test_many_cores_are_divided_between_the_stages_that_compute_at_a_time(cores: int, threads: int) -> None:
+    assert recommend(replace(LAPTOP, processor=replace(BARE, cores=cores))).threads == threads
+
+
 @pytest.fixture
 def repository(tiny_repository: Path, tmp_path: Path) -> Path:
     """A repository whose flow also has a plan, built on an L4."""
@@ -244,6 +249,7 @@ def test_the_table_is_aligned_and_its_commands_can_be_copied() -> None:
     assert f"{' ' * column}-> {mend}" in lines
     assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines if line)
     assert any(line.split()[:2] == ["profile", "gpu_fp16."] for line in lines)
+    assert lines[-1].split()[:2] == ["threads", "4"]
 
 
 def test_the_json_has_facts_findings_and_advice() -> None:
@@ -252,6 +258,7 @@ def test_the_json_has_facts_findings_and_advice() -> None:
     assert whole["facts"]["onnxruntime"]["loaded"] == ["CPUExecutionProvider"]
     assert {finding["state"] for finding in whole["findings"]} == {"ok"}
     assert whole["advice"]["profile"] == "cpu_int8"
+    assert whole["advice"]["threads"] == 4
 
 
 def doctor(*arguments: str, **variables: str) -> tuple[int, Any]:

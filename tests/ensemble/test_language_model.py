@@ -21,7 +21,7 @@ from cosytriton_ensemble.generation import FinishReason, SpeechRequest, TextInpu
 from cosytriton_ensemble.kv_cache import CAPACITY_STEP, KeyValueCache
 from cosytriton_ensemble.language_model import LanguageModel, OnnxModel
 from cosytriton_ensemble.llm_engine import LlmEngine
-from cosytriton_ensemble.llm_spec import METADATA_KEY, LanguageModelSpec, Prompt, TokenIds
+from cosytriton_ensemble.llm_spec import METADATA_KEY, LanguageModelSpec, Prompt
 from cosytriton_ensemble.sampling import FloatArray
 from cosytriton_export.checkpoint import Checkpoint
 from cosytriton_export.hyperyaml import load_hyperyaml
@@ -208,9 +208,9 @@ class MeasuredModel(LanguageModel):
         self.lengths = [len(prompt)]
         return super().join(prompt)
 
-    def extend(self, row: int, ids: TokenIds) -> FloatArray:
-        self.lengths.append(len(ids))
-        return super().extend(row, ids)
+    def extend(self, row: int, new: Prompt) -> FloatArray:
+        self.lengths.append(len(new))
+        return super().extend(row, new)
 
     def step(self, ids: Sequence[int], waiting: Collection[int] = ()) -> FloatArray:
         self.lengths.append(1)
@@ -280,8 +280,8 @@ def test_a_sequence_may_be_fed_in_pieces(version: str, graphs: Graphs) -> None:
     expected = decode(model, Prompt(ids), 1)
     model.join(prompts(model)[0])
     model.join(Prompt(ids[:4]))
-    model.extend(1, ids[4:50])
-    np.testing.assert_allclose(model.extend(1, ids[50:]), expected[0], atol=TOLERANCE)
+    model.extend(1, Prompt(ids[4:50]))
+    np.testing.assert_allclose(model.extend(1, Prompt(ids[50:])), expected[0], atol=TOLERANCE)
     np.testing.assert_allclose(model.step([fed(0)] * 2)[1], expected[1], atol=TOLERANCE)
 
 

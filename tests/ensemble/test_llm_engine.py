@@ -20,7 +20,7 @@ from cosytriton_ensemble.errors import (
 from cosytriton_ensemble.families import COSYVOICE2
 from cosytriton_ensemble.generation import FinishReason, SpeechRequest
 from cosytriton_ensemble.llm_engine import EngineStats, LlmEngine
-from cosytriton_ensemble.llm_spec import LanguageModelSpec, Prompt, TokenIds
+from cosytriton_ensemble.llm_spec import LanguageModelSpec, Prompt
 from cosytriton_ensemble.sampling import FloatArray, RepetitionAwareSampler
 
 PATIENCE = 20  # seconds; nothing here takes as long unless it hangs
@@ -55,22 +55,25 @@ class FakeModel:
         self, rows: int = 8, favoured: int | None = None, banned: Sequence[int] = (61, FILL)
     ) -> None:
         self.rows = rows
-        self.sequences: list[list[int]] = []
-        self.prompts: list[list[int]] = []
+        self.sequences, self.prompts = list[list[int]](), list[list[int]]()
         self.batches: list[int] = []  # rows of each step
         self.favoured, self.banned = favoured, list(banned)
         self.before_step: Callable[[], object] = lambda: None
 
     def prompt_of(self, request: SpeechRequest) -> Prompt:
-        return self.spec.prompt(request.text, request.prompt_speech)
+        return self.spec.prompt(request.text, request.prompt_speech, request.prompt_text_count)
+
+    def fits(self, lengths: Sequence[int]) -> bool:
+        return bool(lengths)
 
     def join(self, prompt: Prompt) -> FloatArray:
-        self.prompts.append(prompt.ids.tolist())
-        self.sequences.append(prompt.ids.tolist())
-        return self._logits(self.sequences[-1])
+        self.prompts, self.sequences = [*self.prompts, []], [*self.sequences, []]
+        return self.extend(len(self.sequences) - 1, prompt)
 
-    def extend(self, row: int, ids: TokenIds) -> FloatArray:
-        raise NotImplementedError  # no text is streamed here
+    def extend(self, row: int, new: Prompt) -> FloatArray:
+        self.prompts[-1] += new.ids.tolist()
+        self.sequences[row] += new.ids.tolist()
+        return self._logits(self.sequences[row])
 
     def step(self, ids: Sequence[int], waiting: Collection[int] = ()) -> FloatArray:
         assert not waiting

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, save
 from cosytriton_ensemble import language_model
 from cosytriton_ensemble.errors import ServerError
 from cosytriton_ensemble.language_model import OPENERS, open_decoder
+from cosytriton_ensemble.names import THREADS_VARIABLE
 from cosytriton_ensemble.onnx_session import open_session
 
 
@@ -29,6 +30,16 @@ def graph(tmp_path: Path) -> Path:
 def test_a_graph_runs_on_the_cpu(graph: Path) -> None:
     (y,) = open_session(graph, ort.SessionOptions()).run(["y"], {"x": np.ones(2, np.float32)})
     assert y.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(("wanted", "given"), [(0, 3), (1, 1)])
+def test_a_deployment_says_how_many_threads_a_graph_has(
+    graph: Path, monkeypatch: pytest.MonkeyPatch, wanted: int, given: int
+) -> None:
+    monkeypatch.setenv(THREADS_VARIABLE, "3")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = wanted
+    assert open_session(graph, options).get_session_options().intra_op_num_threads == given
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")

@@ -41,7 +41,7 @@ def calls(chunks: Chunks, total: int, arrivals: Sequence[int] | None = None) -> 
 
 
 def grid(prompt_tokens: int, family: Family = COSYVOICE2) -> GridChunks:
-    return GridChunks(family, prompt_tokens, streamed=True)
+    return GridChunks(family, prompt_tokens, streamed=True, official=True)
 
 
 def middle(first: int, end: int, spoken: int) -> FlowCall:
@@ -77,6 +77,16 @@ class TestGridChunks:
     )
     def test_end_of_the_language_model(self, total: int, wanted: list[FlowCall]) -> None:
         assert calls(grid(0), total) == wanted
+
+    def test_the_last_chunk_continues_the_mask_of_those_before_it(self) -> None:
+        chunks = GridChunks(COSYVOICE2, 0, streamed=True)
+        wanted = [*calls(grid(0), 77)[:-1], FlowCall(0, 77, 52, streaming=True, finalize=True)]
+        assert calls(chunks, 77) == wanted
+
+    def test_a_piece_of_one_chunk_is_that_of_a_piece_that_is_not_streamed(self) -> None:
+        assert calls(GridChunks(COSYVOICE2, 0, streamed=True), 27) == calls(
+            GridChunks(COSYVOICE2, 0, streamed=False), 27
+        )
 
     def test_does_not_depend_on_how_tokens_arrive(self) -> None:
         assert calls(grid(7), 333, [333]) == calls(grid(7), 333, [50, 51, 200]) == calls(grid(7), 333)
@@ -172,7 +182,7 @@ def speak(family: Family, feed: Feed) -> Feed:
     hop, count = family.mel_hop, int(feed["frame_count"][0])
     waveform = (feed["mel"][:, :1] * hop + np.arange(hop)).reshape(-1).astype(np.float32)
     if not feed.get("finalize", np.array([True]))[0]:
-        count = max(0, count - 8)
+        count = max(0, count - 5)
     return {
         "waveform": waveform,
         "source": waveform + 0.5,
@@ -205,10 +215,11 @@ class TestVocoder:
         [
             (COSYVOICE1, 170, [38912, 35840]),
             (COSYVOICE2, 100, [31680, 48000, 16320]),
-            (COSYVOICE3, 100, [31680, 48000, 16320]),
+            (COSYVOICE3, 100, [33120, 48000, 14880]),
         ],
     )
     def test_chunks_have_the_official_lengths(self, family: Family, tokens: int, samples: list[int]) -> None:
+        """Version 3 holds 5 frames back, the official one 8, of which it needs 5."""
         assert [len(chunk) for chunk in stream(family, tokens)] == samples
 
     @EVERY_FAMILY
@@ -237,6 +248,22 @@ class TestVocoder:
         assert np.array_equal(second["source_cache"][:cached], source)
         assert second["noise_offset"].tolist() == [(50 - 8) * hop]  # the place in the whole piece
         assert (second["phase"].tolist(), second["phase_frame"].tolist()) == ([0.25], [7])
+
+    def test_a_causal_chunk_begins_with_the_context_of_its_samples(self) -> None:
+        family, hop = COSYVOICE3, COSYVOICE3.mel_hop
+        vocoder = vocoder_of(family, official=False)
+        assert (
+            len(vocoder.emit(speak(family, vocoder.feed(np.zeros((4, MEL_BINS), np.float32), False)), False))
+            == 0
+        )
+        for spoken, frames in ((0, 20), (19, 80), (99, 100)):
+            feed = vocoder.feed(np.ones((frames, MEL_BINS), np.float32), False)
+            context = min(spoken, family.context_frames)
+            assert feed["frame_count"].tolist() == [context + (4 if spoken == 0 else 5) + frames]
+            assert feed["noise_offset"].tolist() == [(spoken - context) * hop]
+            assert feed["phase_frame"].tolist() == [context - 1]
+            assert feed["phase"].tolist() == ([0.25] if spoken else [0])
+            vocoder.emit(speak(family, feed), final=False)
 
     def test_official_second_chunk_starts_the_phase_anew(self) -> None:
         vocoder = vocoder_of(COSYVOICE2, official=True)

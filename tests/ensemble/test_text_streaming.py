@@ -15,7 +15,7 @@ from cosytriton_ensemble.errors import CancelledError, CosytritonError, Generati
 from cosytriton_ensemble.families import COSYVOICE2
 from cosytriton_ensemble.generation import FinishReason, SpeechRequest, TextInput
 from cosytriton_ensemble.llm_engine import LlmEngine
-from cosytriton_ensemble.llm_spec import LanguageModelSpec, Prompt, TokenIds
+from cosytriton_ensemble.llm_spec import LanguageModelSpec, Prompt
 from cosytriton_ensemble.sampling import FloatArray, RepetitionAwareSampler
 
 PATIENCE = 20  # seconds; nothing here takes as long unless it hangs
@@ -60,8 +60,11 @@ class FakeModel:
         self.sequences.append(prompt.ids.tolist())
         return self._logits(self.sequences[-1])
 
-    def extend(self, row: int, ids: TokenIds) -> FloatArray:
-        self.sequences[row] += ids.tolist()
+    def fits(self, lengths: Sequence[int]) -> bool:
+        return bool(lengths)
+
+    def extend(self, row: int, new: Prompt) -> FloatArray:
+        self.sequences[row] += new.ids.tolist()
         return self._logits(self.sequences[row])
 
     def step(self, ids: Sequence[int], waiting: Collection[int] = ()) -> FloatArray:

@@ -48,8 +48,9 @@ def test_the_repository_is_complete(
     assert not list(repositories(family).rglob(".draft*"))
 
 
-@EVERY_FAMILY
-@pytest.mark.parametrize("model", artifacts(PIPELINE))
+@pytest.mark.parametrize(
+    ("family", "model"), [(f, m) for f in FAMILIES.values() for m in artifacts(pipeline_of(f))]
+)
 def test_a_manifest_says_what_an_artifact_was_made_from(
     repositories: Repositories, checkpoints: Checkpoints, family: Family, model: str
 ) -> None:
@@ -70,7 +71,7 @@ def test_a_manifest_says_what_an_artifact_was_made_from(
     if name.endswith(".onnx"):
         graph = onnx.load(folder / name)
         assert manifest.opset == graph.opset_import[0].version
-        assert len(manifest.errors) == 6  # three sizes, two batches
+        assert len(manifest.errors) == (3 if model == "tts_stream" else 6)  # three sizes, one or two batches
         assert manifest.tolerance.keys() == manifest.errors.keys()
         assert max(manifest.tolerance.values()) <= 1e-3
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cosytriton_export.flow.dit import AdaptiveNorm, DiT, RotaryAttention, RotaryEmbedding, rotate
+from cosytriton_export.flow.history import Beginning
 
 FRAMES, WIDTH, HEADS = 12, 24, 3
 HEAD_WIDTH = WIDTH // HEADS
@@ -29,7 +30,7 @@ def x() -> Tensor:
 
 def attend(attention: RotaryAttention, x: Tensor) -> Tensor:
     rotary = RotaryEmbedding(HEAD_WIDTH)(x.shape[1])
-    heads: Tensor = attention(x, rotary, torch.zeros(1, 1, x.shape[1], x.shape[1]))
+    heads: Tensor = attention(x, rotary, Beginning(torch.zeros(1, 1, x.shape[1], x.shape[1])))
     return heads.reshape(2, -1, HEADS, HEAD_WIDTH)
 
 

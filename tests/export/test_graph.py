@@ -34,6 +34,17 @@ class Smooth(nn.Module):
         return (torch.while_loop(lambda k, _: k < 3, body, (torch.tensor(0), x))[1],)  # type: ignore[no-untyped-call]
 
 
+class Product(nn.Module):
+    """Applies a convolution of one frame as a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x @ self.conv.weight.permute(2, 1, 0).flatten(0, 1),)
+
+
 def dims(value: onnx.ValueInfoProto) -> list[str | int]:
     return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
 
@@ -54,6 +65,17 @@ def test_names_axes_and_values(tmp_path: Path) -> None:
         expected = torch.tanh(module.linear(expected))
     (y,) = ort.InferenceSession(tmp_path / "model.onnx").run(None, {"x": x})
     np.testing.assert_allclose(y, expected.detach().numpy(), atol=1e-6)
+
+
+def test_weights_stand_as_they_are_used(tmp_path: Path) -> None:
+    module = Product()
+    export_stage(STAGE, module, tmp_path / "model.onnx")
+    model = onnx.load(tmp_path / "model.onnx")
+    assert [node.name for node in model.graph.node] == ["conv/MatMul"]
+    (weight,) = model.graph.initializer
+    assert weight.name == "conv.weight"
+    array = onnx.numpy_helper.to_array(weight)
+    np.testing.assert_array_equal(array, module.conv.weight[:, :, 0].T.detach())
 
 
 def test_large_weights_stand_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

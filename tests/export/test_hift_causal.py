@@ -22,7 +22,7 @@ from cosytriton_export.hift_causal import (
     CausalVocoder,
     uniform_noise,
 )
-from cosytriton_export.hift_source import SourceConfig
+from cosytriton_export.hift_source import HarmonicSource, SourceConfig, staircase
 from cosytriton_export.hyperyaml import Config, load_hyperyaml
 from cosytriton_export.vocoder import build_vocoder
 from cosytriton_export.weights import fold_weight_norm
@@ -129,10 +129,19 @@ class TestNoise:
 
 class TestStream:
     def speak(self, vocoder: CausalVocoder, mel: Tensor, finalize: bool) -> Tensor:
-        count = torch.tensor([[mel.shape[1]]], dtype=torch.int32)
-        waveform: Tensor
-        waveform, samples = vocoder(mel, count, torch.tensor([[finalize]]))
-        return waveform[0, : int(samples)]
+        return self.continued(vocoder, mel, finalize, 0, torch.zeros(1, 1), -1)[0]
+
+    def continued(
+        self, vocoder: CausalVocoder, mel: Tensor, finalize: bool, start: int, phase: Tensor, phase_frame: int
+    ) -> tuple[Tensor, Tensor]:
+        """The final samples of frames that begin at `start`, and the phase."""
+        count, offset, frame = (
+            torch.tensor([[number]], dtype=torch.int32) for number in (mel.shape[1], start * HOP, phase_frame)
+        )
+        waveform, samples, phase = vocoder(
+            mel, count, torch.tensor([[finalize]]), offset, phase.to(mel.dtype), frame
+        )
+        return waveform[0, : int(samples)], phase
 
     def test_unfinished_samples_stay_as_they_are(
         self, vocoder: CausalVocoder, golden: Callable[[str], Any]
@@ -147,3 +156,34 @@ class TestStream:
             assert len(early) == max(0, frames - vocoder.unfinished) * HOP
             assert torch.allclose(early, whole[: len(early)], atol=1e-9)
         vocoder.float()
+
+    def test_a_chunk_behind_its_context_sounds_as_in_the_whole(self, vocoder: CausalVocoder) -> None:
+        exact, context = vocoder.double(), vocoder.context
+        mel = torch.randn(1, 140, 80, generator=torch.Generator().manual_seed(0)).double()
+        whole = self.speak(exact, mel, finalize=True)
+        head, phase = self.continued(exact, mel[:, :60], False, 0, torch.zeros(1, 1), -1)
+        spoken = len(head) // HOP
+        for end in (100, 140):
+            start = spoken - context
+            chunk, phase = self.continued(exact, mel[:, start:end], end == 140, start, phase, context - 1)
+            wanted = whole[spoken * HOP : start * HOP + len(chunk)]
+            assert torch.allclose(chunk[context * HOP :], wanted, atol=1e-8)
+            spoken = start + len(chunk) // HOP
+        assert spoken == 140
+        vocoder.float()
+
+    def test_the_context_is_what_a_sample_depends_on(self, config: Config) -> None:
+        """All of it and nothing before, by the gradient; a source that is no sine leaves the phase out."""
+        torch.manual_seed(0)
+        sizes = HiftConfig.from_yaml(config["hift"])
+        vocoder = CausalVocoder(sizes, HarmonicSource(sizes.source, staircase), sizes.look_ahead).double()
+        mel, frame = torch.randn(1, 80, 50, dtype=torch.float64, requires_grad=True), 44
+        with torch.enable_grad():
+            pitch = vocoder.f0_predictor(mel, torch.ones(1, 1, 50))
+            source = pitch.unsqueeze(2).expand(-1, -1, HOP).flatten(1)
+            waveform = vocoder.decode(mel, source, torch.tensor([[50]]))
+            (gradient,) = torch.autograd.grad(waveform[0, frame * HOP : frame * HOP + 8].sum(), mel)
+        reached = gradient.abs().sum((0, 1)).nonzero().flatten()
+        assert reached[0] == frame - vocoder.context
+        assert reached[-1] == frame + sizes.look_ahead
+        assert vocoder.context == COSYVOICE3.context_frames

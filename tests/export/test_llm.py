@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -351,8 +352,8 @@ def test_weights_of_the_graph_keep_their_official_names(case: Case) -> None:
     constants = {tensor.name for tensor in nodes.initializer if len(tensor.dims) == 2}
     weights = {node.input[1] for node in nodes.node if node.op_type == "MatMul"} & constants
     # The weight of the distances is used as it is, by heads.
-    layers = [
-        key
+    layers = [  # some are joined
+        re.sub("(gate|up)_proj", "gate_up_proj", re.sub(r"\b[qkv](?=_proj)|(?<=linear_)[qkv]\b", "qkv", key))
         for key, value in case.state.items()
         if key.startswith("llm.") and value.dim() == 2 and key.endswith(".weight")
         if not any(other in key for other in ("linear_pos", "embed_tokens", "lm_head"))

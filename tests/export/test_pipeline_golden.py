@@ -48,6 +48,9 @@ TOLERANCES = {
     COSYVOICE3.name: (1e-1, 5e-3),
 }
 
+HELD_IN_VAIN = 3
+"""Mel frames that the official vocoder of CosyVoice 3 holds back though their samples are final."""
+
 
 @dataclass(frozen=True)
 class Streamed:
@@ -69,8 +72,8 @@ def vocoder_noise(family: Family, tables: Golden) -> Tensor:
 
     First the stream, then the speech in one piece. A table replaced the random numbers and restarts in each
     call; that of CosyVoice 1 has the harmonics first, so that it depends on the length of the call. A chunk's
-    overlap has the source of the chunk before, so each position belongs to one call. CosyVoice 3 hears all
-    frames in each call, always with the noise of position 0 on.
+    overlap has the source of the chunk before, so each position belongs to one call. Official calls of
+    CosyVoice 3 hear all frames, always with the noise of position 0 on.
     """
     table = torch.from_numpy(tables["uniform_table" if family is COSYVOICE3 else "normal_table"])
     harmonic = torch.arange(9)
@@ -209,6 +212,8 @@ def test_faster(family: Family, official: Golden, call: Call) -> None:
 
 def test_stream(family: Family, official: Golden, call: Call) -> None:
     spoken = list(speak(family, official, call, official["token"][0], streamed=True))
-    assert tuple(map(len, spoken)) == STREAMED[family.name].samples
-    for i, chunk in enumerate(spoken):
+    ends = np.cumsum(STREAMED[family.name].samples)
+    early = HELD_IN_VAIN * family.mel_hop if family is COSYVOICE3 else 0
+    assert np.cumsum([len(chunk) for chunk in spoken]).tolist() == [*(ends[:-1] + early), ends[-1]]
+    for i, chunk in enumerate(np.split(np.concatenate(spoken), ends[:-1])):
         check(family, official, f"stream.wav{i}", chunk)

@@ -156,6 +156,16 @@ def test_its_speech_is_finite_audible_and_not_clipped(written: Checkpoint) -> No
     assert (waveform.abs() > 0.98).float().mean() < 0.05
 
 
+def test_its_vocoder_does_not_amplify_noise(written: Checkpoint) -> None:
+    """As a trained one: otherwise the error of 8 bits would say nothing."""
+    vocoder = vocoder_of(written)
+    generator = torch.Generator().manual_seed(0)
+    mel, noise = (torch.randn(1, 80, 20, generator=generator) for _ in range(2))
+    source = torch.zeros(1, 20 * written.family.mel_hop)
+    wanted, given = (vocoder.decode(x, source, number(20)) for x in (mel - 5, mel - 5 + 0.05 * noise))
+    assert (given - wanted).square().mean() < 0.01 * wanted.square().mean()
+
+
 def number(value: int) -> Tensor:
     return torch.tensor([[value]], dtype=torch.int32)
 
@@ -176,7 +186,7 @@ def mel_of(checkpoint: Checkpoint, count: int) -> tuple[Tensor, Tensor]:
 
 def waveform_of(checkpoint: Checkpoint, mel: Tensor, frames: Tensor) -> Tensor:
     if checkpoint.family is COSYVOICE3:
-        rest: tuple[Tensor, ...] = (torch.tensor([[True]]),)
+        rest: tuple[Tensor, ...] = (torch.tensor([[True]]), number(0), torch.zeros(1, 1), number(-1))
     else:
         cache = torch.zeros(1, checkpoint.family.overlap_samples)
         rest = (cache, number(0), number(0), torch.zeros(1, 1), number(-1))

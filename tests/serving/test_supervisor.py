@@ -17,8 +17,11 @@ import psutil
 import pytest
 
 from cosytriton_client import Client, ClientError, Voice
+from cosytriton_ensemble.advice import threads_for
+from cosytriton_ensemble.machine import Processor
+from cosytriton_ensemble.names import THREADS_VARIABLE
 
-Serve = Callable[[Path, Path], AbstractContextManager[Any]]
+Serve = Callable[..., AbstractContextManager[Any]]
 TEXT = "This is voice number five."
 
 
@@ -64,6 +67,12 @@ def test_a_killed_model_is_served_again_and_nobody_hangs(
     assert time.monotonic() - killed < 30
 
 
+@pytest.mark.parametrize("model", ["flow", "speech_lm"])
+def test_every_graph_is_told_the_threads_that_doctor_advises(server: Any, model: str) -> None:
+    advised = str(threads_for(Processor.here().cores))
+    assert model_process(server, model).environ()[THREADS_VARIABLE] == advised
+
+
 def run_cli(*arguments: str) -> tuple[int, str]:
     command = [str(Path(sys.executable).with_name("cosytriton")), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -96,7 +105,8 @@ def test_an_incomplete_repository_is_refused_before_anything_starts(tmp_path: Pa
 def test_sigterm_lets_running_speech_end_and_leaves_nothing_behind(
     serve: Serve, demo_repository: Path, tmp_path: Path, slt: Voice
 ) -> None:
-    with serve(demo_repository, tmp_path / "serve.log") as running, Client(running.grpc_url) as client:
+    log = tmp_path / "serve.log"
+    with serve(demo_repository, log, "--exit-timeout=30") as running, Client(running.grpc_url) as client:
         children = psutil.Process(running.process.pid).children(recursive=True)
         triton = " ".join(part for child in children for part in child.cmdline())
         regions = re.search(r"shm-region-prefix-name=(\S+)", triton)[1]  # type: ignore[index]

@@ -236,7 +236,7 @@ def _claims_of_a_terabyte(path: Path) -> None:
 STRANGE = [os.mkfifo, _directory, _link_to_a_voice_elsewhere, _tokens_of_int64, _huge, _claims_of_a_terabyte]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(60, func_only=True)
 @pytest.mark.parametrize("lay", STRANGE, ids=lambda lay: lay.__name__.strip("_"))
 def test_a_strange_file_harms_nobody(
     registry: Registry, client_of_own: Client, lay: Callable[[Path], None]

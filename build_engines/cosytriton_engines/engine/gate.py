@@ -62,7 +62,7 @@ def gate_repository(
     Raises `RepositoryError` when the repository has no checkpoint, `EngineError` for an unknown model.
     """
     pipeline = pipeline_of(family_of(repository))
-    stages = {stage.name: stage for stage in (*pipeline.native_stages, pipeline.speech_lm)}
+    stages = {stage.name: stage for stage in pipeline.graph_stages if stage.planned}
     if unknown := sorted(set(models or ()) - stages.keys()):
         raise EngineError(f"There are no graphs of {', '.join(unknown)}; known are {', '.join(stages)}.")
     for name in models or stages:

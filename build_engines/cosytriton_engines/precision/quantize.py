@@ -4,9 +4,10 @@ Two forms of Q/DQ come from the same ranges. TensorRT takes signed integers arou
 Runtime is fastest on a CPU with unsigned activations, and runs a convolution in integers only when its bias
 is one and its output is quantized too.
 
-A language model is bound by the memory that its weights are read from. On a CPU its weights are integers in
-blocks and its activations are quantized row by row, so that no request changes another's numbers, as one
-scale for the whole batch would.
+A language model takes the same form on a CPU: with calibrated ranges, and sums of integers, a row has the
+same bits in every batch. Scales of the batch, and ONNX Runtime's products with blocks of integers, which add
+up a single row in another order than several, would let one request change another's numbers. Layers that
+need more than 8 bits read 16, as the sum of two products.
 """
 
 from __future__ import annotations
@@ -62,16 +63,24 @@ def quantizable(model: ir.Model) -> dict[str, ir.Node]:
     }
 
 
-def quantize(model: ir.Model, ranges: Mapping[str, Range], keep: Collection[str], form: Form) -> ir.Model:
+def quantize(
+    model: ir.Model,
+    ranges: Mapping[str, Range],
+    keep: Collection[str],
+    form: Form,
+    fine: Collection[str] = (),
+) -> ir.Model:
     """Put Q/DQ around every layer that is not named in `keep`, in place.
 
-    `ranges` are the `value_ranges` of what is `observed`, by name.
+    `ranges` are the `value_ranges` of what is `observed`, by name. Products named in `fine` read 16 bits.
     """
     pairs = _Pairs(ranges, form)
     model.opset_imports[""] = max(model.opset_imports[""], 19)  # the first whose Q/DQ takes half precision
     for name, node in quantizable(model).items():
         if name not in keep:
             _quantize_layer(node, pairs)
+        if name in fine:
+            _add_rest(node)
     return model
 
 
@@ -182,7 +191,8 @@ class _Pairs:
         if value not in self._made:
             axis = channel_axis(node)
             weights = _weights(_array(value), axis, self._smallest_scale(node), self.form.signed)
-            self._made[value] = _dequantized(value, *weights, axis, node)
+            zero = self.form.signed or node.op_type != "MatMul"  # whose zeros ONNX Runtime would subtract
+            self._made[value] = _dequantized(value, *weights, axis, node, zero)
         return self._made[value]
 
     def _smallest_scale(self, node: ir.Node) -> float | Array:
@@ -216,10 +226,14 @@ def _pair(value: ir.Value, scale: Array, zero: Array) -> ir.Value:
     return insert(quantized, "DequantizeLinear", [quantized, *constants], FLOAT)
 
 
-def _dequantized(value: ir.Value, weights: Array, scale: Array, axis: int, node: ir.Node) -> ir.Value:
+def _dequantized(
+    value: ir.Value, weights: Array, scale: Array, axis: int, node: ir.Node, zero: bool = True
+) -> ir.Value:
     graph = node.graph  # a runtime packs the constants of the graph in which they are used
     assert isinstance(graph, ir.Graph)
     names = {"int8": weights, "scale": scale, "zero": np.zeros(len(scale), weights.dtype)}
+    if not zero:
+        del names["zero"]
     inputs = [constant(graph, f"{value.name}.{what}", array) for what, array in names.items()]
     dequantize = ir.node("DequantizeLinear", inputs, {"axis": axis})
     dequantize.outputs[0].dtype = FLOAT
@@ -245,6 +259,30 @@ def _quantize_layer(node: ir.Node, pairs: _Pairs) -> None:
         uses = list(output.uses())
         for use in uses:
             use.node.replace_input_with(use.idx, pairs.get(output))
+
+
+def _add_rest(node: ir.Node) -> None:
+    """Multiply what 8 bits left of a quantized product's activation too, in 8 bits of its own."""
+    read, weight = node.inputs[0], node.inputs[1]
+    assert read is not None
+    activation, output = _quantized_from(_quantized_from(read)), node.outputs[0]
+    rest = insert(read, "Sub", [activation, read], FLOAT)
+    rest.name = f"{node.name}.rest"
+    scale = (_scale_of(read) / 255).astype(np.float32)
+    second = insert(output, "MatMul", [_pair(rest, scale, np.array(128, np.uint8)), weight], FLOAT)
+    total = ir.node("Add", [second, second])
+    total.outputs[0].type, total.outputs[0].shape = output.type, output.shape
+    place(second, total)
+    substitute(output, total.outputs[0])
+    total.replace_input_with(0, output)
+
+
+def _quantized_from(value: ir.Value) -> ir.Value:
+    """What Q or DQ made a value of."""
+    producer = value.producer()
+    assert producer is not None
+    assert producer.inputs[0] is not None
+    return producer.inputs[0]
 
 
 def _scale_of(dequantized: ir.Value) -> Array:

@@ -32,12 +32,12 @@ def load(path: Path) -> ir.Model:
     return model
 
 
-def save(model: ir.Model, path: Path) -> None:
-    """Write a graph, and large weights to `<path>.data`; what nobody uses any more is left out."""
+def save(model: ir.Model, path: Path, inside: int = EXTERNAL_DATA_BYTES) -> None:
+    """Write a graph, weights of more than `inside` bytes to `<path>.data`; what nobody uses is left out."""
     passes.RemoveUnusedNodesPass()(model)
     _make_names_unique(model)
     weights = sum(value.const_value.nbytes for value in initializers(model) if value.const_value is not None)
-    if weights > EXTERNAL_DATA_BYTES:
+    if weights > inside:
         ir.save(model, path, external_data=f"{path.name}.data")
     else:
         ir.save(ir.external_data.load_to_model(model), path)  # of a larger graph they lay beside it

@@ -15,16 +15,19 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
-from cosytriton_engines.precision import half, quantize
+from cosytriton_engines.precision import fusion, half, quantize
+from cosytriton_engines.precision.attention import skip_empty_masks
 from cosytriton_engines.precision.probe import Degrade, Range, layer_noise, value_ranges
 from cosytriton_engines.precision.search import Figures, Journal, Outcome, search
+from cosytriton_engines.precision.snake import tabulate_snakes
+from cosytriton_engines.precision.state import carry_integers
 from cosytriton_engines.precision.surgery import load, save
 from cosytriton_engines.quality.evaluate import Graph, measure_outputs, metrics_of, passes
 from cosytriton_ensemble.profiles import INT8_GRAPH, QDQ_GRAPH, Precision, Profile
 from cosytriton_ensemble.spec import Feed
 
 CALIBRATION_FEEDS, JUDGING_FEEDS = 16, 32  # at most, of each model
-_OVERFLOW = "overflows in half precision"
+LANGUAGE_MODEL = "speech_lm"
 
 MOST_GROUPS = 64  # that are tried alone: each takes a run of the stage
 
@@ -97,7 +100,7 @@ class Variants:
         Raises `BuildError` when no choice of layers keeps the tolerance.
         """
         if profile.graph == INT8_GRAPH:
-            return self._weights() if self.model in ("speech_lm", "text_encoder") else self._integers()
+            return self._weights() if self.model == "text_encoder" else self._integers()
         return self._integers_in_half() if profile.graph == QDQ_GRAPH else self._half()
 
     def _half(self) -> Variant:
@@ -132,12 +135,16 @@ class Variants:
         return Variant(graph, outcome.figures, kept, outcome, noise() if self._curve else {})
 
     def _integers(self) -> Variant:
-        """Q/DQ as ONNX Runtime wants it."""
+        """Q/DQ as ONNX Runtime wants it; what a language model keeps reads 16 bits."""
         ranges = self._ranges("layers", quantize.observed)
 
         def graph(kept: Sequence[str]) -> ir.Model:
-            model = quantize.quantize(load(self.path), ranges, kept, quantize.ONNXRUNTIME)
-            return quantize.quantize_tables(model)
+            model, decoder = load(self.path), self.model == LANGUAGE_MODEL
+            keep, fine = ((), kept) if decoder else (kept, ())
+            quantize.quantize(model, ranges, keep, quantize.ONNXRUNTIME, fine)
+            if decoder:
+                fusion.fuse(model)
+            return tabulate_snakes(skip_empty_masks(carry_integers(quantize.quantize_tables(model))))
 
         noise = self._noise("integers", _quantizable, quantize.degraded(ranges, quantize.ONNXRUNTIME))
         outcome = self._quantize("integers", noise, (), graph)
@@ -160,7 +167,7 @@ class Variants:
         return self._quantized(half.to_half(model, names, _caches(model)), outcome, noise, full)
 
     def _weights(self) -> Variant:
-        """Integer weights alone: the language model on a CPU."""
+        """Integer weights alone: CosyVoice 1's text encoder on a CPU."""
         noise = self._noise("weights", _products, quantize.degraded_weights)
 
         def graph(kept: Sequence[str]) -> ir.Model:
@@ -171,7 +178,10 @@ class Variants:
 
     def _quantize(self, kind: str, noise: Noise, full: Collection[str], graph: Make) -> Outcome:
         def ranked() -> list[list[str]]:
-            return self._costliest(kind, [name for name in _ranked(noise()) if name not in full], graph)
+            names = [name for name in _ranked(noise()) if name not in full]
+            if self.model == LANGUAGE_MODEL:  # its layers are alike, and each trial writes half a gigabyte
+                return [[name] for name in names]
+            return self._costliest(kind, names, graph)
 
         return self._search("int8", kind, ranked, graph)
 

@@ -130,6 +130,22 @@ _MEL_REASON = (
     "An error of 1 % of the log-mel in half precision, of 10 % in INT8; the distance says what is heard."
 )
 
+_MEL = (
+    _snr("mel_snr", names.MEL, "mel SNR", _SNR, _MEL_REASON),
+    Metric(
+        "mel_distance",
+        names.MEL,
+        "mel distance",
+        "dB",
+        "lower",
+        {"fp16": 0.1, "int8": 1.0},
+        "A change of level of 1 dB is about the smallest that is heard.",
+        worst=EXACT_DB,
+        spec=".3f",
+        values=distances.mel_distance,
+    ),
+)
+
 METRICS: Mapping[str, tuple[Metric, ...]] = {
     "speaker_embedding": (
         _cosine(
@@ -201,21 +217,8 @@ METRICS: Mapping[str, tuple[Metric, ...]] = {
             "Informs: a shift of all logits changes it, but no choice.",
         ),
     ),
-    "flow": (
-        _snr("mel_snr", names.MEL, "mel SNR", _SNR, _MEL_REASON),
-        Metric(
-            "mel_distance",
-            names.MEL,
-            "mel distance",
-            "dB",
-            "lower",
-            {"fp16": 0.1, "int8": 1.0},
-            "A change of level of 1 dB is about the smallest that is heard.",
-            worst=EXACT_DB,
-            spec=".3f",
-            values=distances.mel_distance,
-        ),
-    ),
+    "flow": _MEL,
+    "tts_stream": _MEL,  # the flow with the state of a stream
     "vocoder": (
         Metric(
             "log_spectral_distance",

@@ -34,6 +34,7 @@ _ABOUT: Mapping[str, str] = {
     "text_encoder": "Text and speaker for the language model.",
     "speech_lm": "The language model: text to speech tokens.",
     "flow": "Speech tokens to a mel spectrum.",
+    "tts_stream": "The flow, chunk by chunk.",
     "vocoder": "A mel spectrum to a waveform.",
 }
 

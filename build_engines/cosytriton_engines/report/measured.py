@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cosytriton_engines.build import Built
 from cosytriton_engines.calibration.sets import CalibrationSet
+from cosytriton_engines.calibration.stream_feeds import StreamFeeds
 from cosytriton_engines.precision.variant import Progress, smallest
 from cosytriton_engines.quality.evaluate import Graph, floor, speed_ratio
 from cosytriton_engines.report.pictures import Picture, picture_of
@@ -32,6 +33,7 @@ def _stage_report(built: Built, profile: Profile, progress: Progress) -> StageRe
     model, variant = built.model, built.variant
     progress(f"{model}: floor, speed and pictures")
     feed = smallest(built.calibration.judging(model))
+    alone = isinstance(built.calibration, StreamFeeds)  # its rows cannot change places
     ratio = None if profile.gpu else speed_ratio(built.source, built.path, [feed], REPEATS)
     return StageReport(
         model,
@@ -40,7 +42,7 @@ def _stage_report(built: Built, profile: Profile, progress: Progress) -> StageRe
         megabytes(built.path),
         megabytes(built.source),
         variant.figures,
-        {} if profile.gpu else floor(model, built.source, [feed]),
+        {} if profile.gpu or alone else floor(model, built.source, [feed]),
         ratio,
         variant.kept,
         variant.outcome.trials,

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cosytriton_ensemble.errors import CosytritonError, GenerationError
 from cosytriton_ensemble.protocol import UNLIMITED, Stream, error_from_text, request_message, response_tensors
@@ -28,15 +28,30 @@ class Loopback:
         url = os.environ.get(LOOPBACK_VARIABLE, "localhost:8001")
         self._channel = grpc.insecure_channel(url, UNLIMITED)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._gathers: dict[str, bool] = {}
 
     def close(self) -> None:
         """End the connection; to be called from `finalize`."""
         self._channel.close()
 
-    def call(self, stage: Stage, feed: Feed) -> Feed:
-        """The one response of a plain model; an error is raised as its model raised it."""
+    def gathers(self, stage: Stage) -> bool:
+        """Whether the server puts requests to a stage into one batch: then their shapes must agree."""
+        if stage.name not in self._gathers:
+            request = service_pb2.ModelConfigRequest(name=stage.name)
+            try:
+                config = self._stub.ModelConfig(request).config
+            except grpc.RpcError as error:
+                raise _error(stage, error.details()) from None
+            self._gathers[stage.name] = config.max_batch_size > 1
+        return self._gathers[stage.name]
+
+    def call(self, stage: Stage, feed: Feed, *, urgent: bool = False) -> Feed:
+        """The one response of a plain model; an error is raised as its model raised it.
+
+        `urgent`: whoever waits for it has heard nothing yet, so that it passes others in the queue.
+        """
         try:
-            return _without_batch(response_tensors(self._stub.ModelInfer(_message(stage, feed))))
+            return _without_batch(response_tensors(self._stub.ModelInfer(_message(stage, feed, urgent))))
         except grpc.RpcError as error:
             raise _error(stage, error.details()) from None
 
@@ -78,9 +93,9 @@ class Responses:
         self.close()
 
 
-def _message(stage: Stage, feed: Feed) -> object:
+def _message(stage: Stage, feed: Feed, urgent: bool = False) -> object:
     inputs = {tensor.name: feed[tensor.name][None] for tensor in stage.inputs if tensor.name in feed}
-    return request_message(stage.name, inputs, uuid.uuid4().hex)
+    return request_message(stage.name, inputs, uuid.uuid4().hex, urgent=urgent)
 
 
 def _without_batch(tensors: Feed) -> Feed:

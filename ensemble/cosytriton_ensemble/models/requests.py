@@ -20,7 +20,6 @@ from cosytriton_ensemble.errors import (
     QueueFullError,
 )
 from cosytriton_ensemble.metrics import ACTIVE_REQUESTS
-from cosytriton_ensemble.protocol import error_text
 from cosytriton_ensemble.spec import Feed, Stage
 
 if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
@@ -152,6 +151,14 @@ _CODES: dict[type[CosytritonError], str] = {
     QueueFullError: "UNAVAILABLE",
     CancelledError: "CANCELLED",
 }
+
+
+def error_text(error: CosytritonError) -> str:
+    """How an error travels: a stream of Triton carries no code, so the text begins with the kind.
+
+    (Its header `triton_grpc_error` brings codes, and crashes Triton 24.10 under load.)
+    """
+    return f"{type(error).__name__}: {error}"
 
 
 def triton_error(error: BaseException) -> Any:

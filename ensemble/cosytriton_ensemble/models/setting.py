@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
 
-from cosytriton_ensemble.config import DEVICE, MODEL_FILE
 from cosytriton_ensemble.families import Family, family_named
 from cosytriton_ensemble.manifest import check_artifact
-from cosytriton_ensemble.names import VOICES_VARIABLE
+from cosytriton_ensemble.names import DEVICE, MODEL_FILE, VOICES_VARIABLE
 from cosytriton_ensemble.pipeline import Pipeline, pipeline_of
 from cosytriton_ensemble.profiles import Device
 from cosytriton_ensemble.registry import VoiceFolder
@@ -55,6 +54,11 @@ class Setting:
     def device(self) -> Device:
         """What computes the model's graph."""
         return cast(Device, self.parameters[DEVICE])
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether the profile serves a graph of the model."""
+        return MODEL_FILE in self.parameters
 
     def graph(self) -> Path:
         """The model's graph or plan; RepositoryError if that does not fit its manifest."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from cosytriton_ensemble.pipeline import Pipeline
 from cosytriton_ensemble.spec import Array, Feed
 from cosytriton_ensemble.streaming import Chunks, ChunkVocoder, FlowCall, Tempo, chunks_of, vocoder_of
 from cosytriton_ensemble.utterance import Utterance
+
+if TYPE_CHECKING:  # it brings ONNX Runtime, which `tts` does without
+    from cosytriton_ensemble.streaming_flow import FlowStream, StreamingFlow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,11 +51,20 @@ class Speaker:
     """
 
     def __init__(
-        self, utterance: Utterance, pipeline: Pipeline, models: Loopback, sender: Sender, streamed: bool
+        self,
+        utterance: Utterance,
+        pipeline: Pipeline,
+        models: Loopback,
+        sender: Sender,
+        streamed: bool,
+        flow: StreamingFlow | None = None,
     ) -> None:
         self._utterance, self._pipeline, self._family = utterance, pipeline, pipeline.family
         self._models, self._sender, self._streamed = models, sender, streamed
-        self._voice = utterance.voice.feed(self._family, utterance.plan.flow_prompt)
+        self._flow = None if utterance.official else flow
+        self._gathered = models.gathers(pipeline.flow)
+        self._voice = utterance.voice.feed(self._family, utterance.plan.flow_prompt, self._gathered)
+        self._urgent = streamed  # until the first sound of a stream
 
     def sounds(self, source: TokenSource | None = None) -> Iterator[Sound]:
         """Speak chunk by chunk; `source` gives the text that is not in the utterance itself."""
@@ -67,26 +81,34 @@ class Speaker:
         """The chunks of one piece."""
         utterance, family = self._utterance, self._family
         chunks = chunks_of(family, self._voice, self._streamed, utterance.official)
-        vocoder, tempo = vocoder_of(family, utterance.official), Tempo(utterance.speed)
-        for piece in growing:
-            while call := chunks.next_call(len(piece.tokens), piece.ended):
-                self._sender.check_client()
-                mel = tempo.change(self._mel(piece.tokens, call, chunks), call.finalize)
-                self._sender.check_client()
-                samples = self._samples(mel, call, vocoder)
-                yield Sound(samples, call.spoken, piece.reason if call.finalize else "")
+        vocoder = vocoder_of(family, utterance.official, self._gathered)
+        tempo = Tempo(utterance.speed)
+        with ExitStack() as stack:
+            stream = stack.enter_context(self._flow.stream(self._voice)) if self._flow else None
+            for piece in growing:
+                while call := chunks.next_call(len(piece.tokens), piece.ended):
+                    self._sender.check_client()
+                    mel = tempo.change(self._mel(piece.tokens, call, chunks, stream), call.finalize)
+                    self._sender.check_client()
+                    samples = self._samples(mel, call, vocoder)
+                    self._urgent = False
+                    yield Sound(samples, call.spoken, piece.reason if call.finalize else "")
 
-    def _mel(self, tokens: list[int], call: FlowCall, chunks: Chunks) -> Array:
+    def _mel(self, tokens: list[int], call: FlowCall, chunks: Chunks, stream: FlowStream | None) -> Array:
+        if stream is not None and call.streaming:
+            return stream.mel(tokens, call, self._urgent)
         given = np.array(tokens[call.first : call.end], np.int32)
-        padding = self._pipeline.tokens.padded(given.size) - given.size
+        padding = self._pipeline.tokens.padded(given.size, self._gathered) - given.size
         feed = self._voice | {
             names.TOKENS: np.pad(given, (0, padding)),
             names.TOKEN_COUNT: np.array([given.size], np.int32),
         }
-        return chunks.mel(call, self._models.call(self._pipeline.flow, feed | chunks.inputs(call)))
+        feed |= chunks.inputs(call)
+        return chunks.mel(call, self._models.call(self._pipeline.flow, feed, urgent=self._urgent))
 
     def _samples(self, mel: Array, call: FlowCall, vocoder: ChunkVocoder) -> Array:
-        outputs = self._models.call(self._pipeline.vocoder, vocoder.feed(mel, call.finalize))
+        heard = vocoder.feed(mel, call.finalize)
+        outputs = self._models.call(self._pipeline.vocoder, heard, urgent=self._urgent)
         samples = vocoder.emit(outputs, call.finalize)
         if not np.isfinite(samples).all():
             raise GenerationError("The vocoder made NaN; the chunk was not sent.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 from cosytriton_ensemble import names
 from cosytriton_ensemble.errors import InputError
@@ -14,6 +15,9 @@ from cosytriton_ensemble.pipeline import Pipeline
 from cosytriton_ensemble.spec import Feed, Stage
 from cosytriton_ensemble.text import TextFrontend
 from cosytriton_ensemble.utterance import Utterance, number_of, read_utterance, text_of
+
+if TYPE_CHECKING:
+    from cosytriton_ensemble.streaming_flow import StreamingFlow
 
 
 class TritonPythonModel(ConcurrentModel):
@@ -30,6 +34,22 @@ class TritonPythonModel(ConcurrentModel):
         self._lock = threading.Lock()
         self._limit = self.setting.number("max_characters")
         self._frontend = TextFrontend(self.setting.tokenizer, max_characters=self._limit)
+        self._flow = self._open_flow()
+
+    def _open_flow(self) -> StreamingFlow | None:
+        """The flow with the state of its streams, where the family and the profile have one."""
+        setting = self.setting
+        if not setting.has_graph:
+            return None
+        from cosytriton_ensemble.streaming_flow import StreamingFlow  # brings ONNX Runtime
+
+        return StreamingFlow.open(
+            setting.graph(),
+            setting.family,
+            device=setting.device,
+            threads=setting.number("intra_op_thread_count"),
+            budget=setting.number("flow_state_mib") << 20,
+        )
 
     def begin(self, feed: Feed, sender: Sender) -> None:
         """Take a request, or a further piece of the text of an earlier one, in the order of arrival."""
@@ -72,7 +92,7 @@ class TritonPythonModel(ConcurrentModel):
         stream = text_of(feed, names.TEXT_STREAM)
         utterance = read_utterance(feed, self.setting.family, self.voices, self.checkpoint)
         source = self._source(utterance, self._inboxes[stream]) if stream else None
-        speaker = Speaker(utterance, self.setting.pipeline, self.models, sender, streamed=True)
+        speaker = Speaker(utterance, self.setting.pipeline, self.models, sender, True, self._flow)
         offset = 0
         for sound in speaker.sounds(source):
             sender.send(sound.response(offset, self.setting.family.sample_rate))

@@ -9,8 +9,8 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from cosytriton_export.errors import CheckpointError
+from cosytriton_export.flow.causal_unet import CausalConditionalDecoder
 from cosytriton_export.flow.encoder import UpsampleConformerEncoder
-from cosytriton_export.flow.estimator import CausalConditionalDecoder
 from cosytriton_export.flow.flow import CausalFlow
 
 

@@ -13,6 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cosytriton_export.flow.estimator import time_sinusoids
+from cosytriton_export.flow.history import Beginning, History
+from cosytriton_export.flow.operators import Mish, attention
 
 TIME_SINUSOIDS = 256
 POSITION_KERNEL = 31  # frames of each convolution of the position embedding
@@ -44,14 +46,13 @@ class PositionEmbedding(nn.Module):
 
     @staticmethod
     def _block(width: int) -> nn.Sequential:
-        return nn.Sequential(nn.Conv1d(width, width, POSITION_KERNEL, groups=POSITION_GROUPS), nn.Mish())
+        return nn.Sequential(nn.Conv1d(width, width, POSITION_KERNEL, groups=POSITION_GROUPS), Mish())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, history: History) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        x = x.transpose(1, 2)
         for block in (self.conv1, self.conv2):
-            x = block(F.pad(x, (POSITION_KERNEL - 1, 0)))
-        return x.transpose(1, 2)
+            x = block(history.padded(x, POSITION_KERNEL - 1).mT).mT
+        return x
 
 
 class InputEmbedding(nn.Module):
@@ -62,12 +63,12 @@ class InputEmbedding(nn.Module):
         self.proj = nn.Linear(4 * mel_bins, width)
         self.conv_pos_embed = PositionEmbedding(width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, 4M, T] of state, mu, speaker and prompt -> [B, T, D]."""
-        state, mu, speaker, prompt = x.chunk(4, dim=1)
-        joined = torch.cat((state, prompt, mu, speaker), dim=1)  # the order of the trained projection
-        projected: Tensor = self.proj(joined.transpose(1, 2))
-        embedded: Tensor = projected + self.conv_pos_embed(projected)
+    def forward(self, x: Tensor, history: History) -> Tensor:
+        """[B, T, 4M] of state, mu, speaker and prompt -> [B, T, D]."""
+        state, mu, speaker, prompt = x.chunk(4, dim=2)
+        joined = torch.cat((state, prompt, mu, speaker), dim=2)  # the order of the trained projection
+        projected: Tensor = self.proj(joined)
+        embedded: Tensor = projected + self.conv_pos_embed(projected, history)
         return embedded
 
 
@@ -91,13 +92,16 @@ class RotaryEmbedding(nn.Module):
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate the pairs (2i, 2i+1) of the first channels of x [B, T, D]; cosine and sine are [T, R / 2].
 
+    Of a longer table the last rows count: x is the end of what it belongs to.
+
     Only R channels have a position, the others pass. The trained models have it so: their table is as wide
     as one head and meets the queries and keys before these are split, so that the first head alone rotates.
 
     The rotated channels come out sorted, the first ones of all pairs before the second ones. Scores do not
     depend on the order, if queries and keys have the same.
     """
-    width = 2 * cosine.shape[1]
+    width, extent = 2 * cosine.shape[1], x.shape[1]
+    cosine, sine = cosine[-extent:], sine[-extent:]
     even, odd = x[..., :width:2], x[..., 1:width:2]
     return torch.cat((even * cosine - odd * sine, odd * cosine + even * sine, x[..., width:]), dim=-1)
 
@@ -107,23 +111,18 @@ class RotaryAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, head_width: int) -> None:
         super().__init__()
-        self.heads, self.head_width = heads, head_width
-        self.scale = head_width**-0.5
+        self.heads = heads
         self.to_q = nn.Linear(width, heads * head_width)
         self.to_k = nn.Linear(width, heads * head_width)
         self.to_v = nn.Linear(width, heads * head_width)
         self.to_out = nn.ModuleList([nn.Linear(heads * head_width, width)])
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
-        """Attend: x [B, T, D], cosine and sine [T, D/H/2], bias [B, 1, T, T] -> [B, T, D]."""
-        query = self._split(rotate(self.to_q(x), *rotary))
-        key = self._split(rotate(self.to_k(x), *rotary)).transpose(2, 3)  # [B, H, D/H, T]
-        mixed = torch.softmax((query * self.scale) @ key + bias, dim=-1) @ self._split(self.to_v(x))
-        attended: Tensor = self.to_out[0](mixed.transpose(1, 2).flatten(2))
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], history: History) -> Tensor:
+        """Attend: x [B, T, D], cosine and sine [past + T, D/H/2] -> [B, T, D]."""
+        seen = history.seen(x)
+        query, key = rotate(self.to_q(x), *rotary), rotate(self.to_k(seen), *rotary)
+        attended: Tensor = self.to_out[0](attention(query, key, self.to_v(seen), history.bias, self.heads))
         return attended
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.reshape(*x.shape[:2], self.heads, self.head_width).transpose(1, 2)  # [B, H, T, D/H]
 
 
 class FeedForward(nn.Module):
@@ -171,10 +170,12 @@ class DiTBlock(nn.Module):
         self.attn = RotaryAttention(width, heads, head_width)
         self.ff = FeedForward(width, hidden)
 
-    def forward(self, x: Tensor, modulation: Tensor, rotary: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, modulation: Tensor, rotary: tuple[Tensor, Tensor], history: History
+    ) -> Tensor:
         """Input x [B, T, D] and modulation [1, 6D] -> [B, T, D]."""
         shift, scale, gate, ff_shift, ff_scale, ff_gate = modulation.chunk(self.PARTS, dim=1)
-        x = x + gate * self.attn(self.attn_norm(x, shift, scale), rotary, bias)
+        x = x + gate * self.attn(self.attn_norm(x, shift, scale), rotary, history)
         # The second norm has no weights of its own: the first one's does for both.
         out: Tensor = x + ff_gate * self.ff(self.attn_norm(x, ff_shift, ff_scale))
         return out
@@ -216,13 +217,17 @@ class DiT(nn.Module):
 
         The velocity is [B, outputs, T].
         """
+        return self.estimate(x.mT, time, Beginning(bias)).mT
+
+    def estimate(self, x: Tensor, time: Tensor, history: History) -> Tensor:
+        """Compute the same with channels last and behind a history: [B, T, 4M] -> [B, T, outputs]."""
         width = self.proj_out.in_features
         depth = len(self.transformer_blocks)
         *modulations, last = time.split_with_sizes([DiTBlock.PARTS * width] * depth + [2 * width], dim=1)
-        rotary = self.rotary_embed(x.shape[2])
-        x = self.input_embed(x)
+        rotary = self.rotary_embed(history.bias.shape[3])
+        x = self.input_embed(x, history)
         for block, modulation in zip(self.transformer_blocks, modulations, strict=True):
-            x = block(x, modulation, rotary, bias)
+            x = block(x, modulation, rotary, history)
         scale, shift = last.chunk(2, dim=1)  # scale first, unlike in the blocks
         velocity: Tensor = self.proj_out(self.norm_out(x, shift, scale))
-        return velocity.transpose(1, 2)
+        return velocity

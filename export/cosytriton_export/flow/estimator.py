@@ -1,4 +1,4 @@
-"""The flow's velocity estimator: a causal U-Net of ResNet blocks and transformer blocks at one rate.
+"""The layers of the causal U-Net: ResNet blocks and transformer blocks at one rate.
 
 CosyVoice 2, arXiv 2412.10117, with the blocks of Matcha-TTS, arXiv 2309.03199.
 """
@@ -6,11 +6,12 @@ CosyVoice 2, arXiv 2412.10117, with the blocks of Matcha-TTS, arXiv 2309.03199.
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+
+from cosytriton_export.flow.operators import attention
 
 KERNEL = 3  # frames of every causal convolution
 EXPANSION = 4  # of the time embedding and of the feed-forward layers
@@ -82,8 +83,7 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, heads: int, head_width: int) -> None:
         super().__init__()
-        self.heads, self.head_width = heads, head_width
-        self.scale = head_width**-0.5
+        self.heads = heads
         self.to_q = nn.Linear(channels, heads * head_width, bias=False)
         self.to_k = nn.Linear(channels, heads * head_width, bias=False)
         self.to_v = nn.Linear(channels, heads * head_width, bias=False)
@@ -91,11 +91,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         """Attend: x [B, T, C], bias [B, 1, T, T] -> [B, T, C]."""
-        query = self.to_q(x).unflatten(-1, (self.heads, self.head_width)).transpose(1, 2)  # [B, H, T, D]
-        key = self.to_k(x).unflatten(-1, (self.heads, self.head_width)).permute(0, 2, 3, 1)  # [B, H, D, T]
-        value = self.to_v(x).unflatten(-1, (self.heads, self.head_width)).transpose(1, 2)
-        mixed = torch.softmax((query * self.scale) @ key + bias, dim=-1) @ value
-        attended: Tensor = self.to_out[0](mixed.transpose(1, 2).flatten(2))
+        mixed = attention(self.to_q(x), self.to_k(x), self.to_v(x), bias, self.heads)
+        attended: Tensor = self.to_out[0](mixed)
         return attended
 
 
@@ -194,55 +191,3 @@ class TimeEmbedding(nn.Module):
         """[K, inputs] -> [K, outputs]."""
         embedded: Tensor = self.linear_2(F.silu(self.linear_1(sinusoids)))
         return embedded
-
-
-class CausalConditionalDecoder(nn.Module):
-    """Noisy mel, encoder output, speaker and prompt mel to the velocity of the flow.
-
-    The official network knows several widths with a strided convolution between them; CosyVoice 2
-    has one, so nothing changes the rate.
-    """
-
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        channels: int,
-        heads: int,
-        head_width: int,
-        blocks: int,
-        mid_stages: int,
-    ) -> None:
-        super().__init__()
-        self.inputs = inputs
-        sizes = (channels, heads, head_width, blocks)
-        self.time_mlp = TimeEmbedding(inputs, EXPANSION * channels)
-        self.down_blocks = nn.ModuleList([OuterStage(inputs, *sizes)])
-        self.mid_blocks = nn.ModuleList(Stage(channels, *sizes) for _ in range(mid_stages))
-        self.up_blocks = nn.ModuleList([OuterStage(2 * channels, *sizes)])
-        self.final_block = CausalBlock(channels, channels)
-        self.final_proj = nn.Conv1d(channels, outputs, 1)
-
-    def embed_time(self, time: Tensor) -> Tensor:
-        """Embed times [K] in 0..1; returns [K, time width]."""
-        embedded: Tensor = self.time_mlp(time_sinusoids(time, self.inputs))
-        return embedded
-
-    def forward(self, x: Tensor, time: Tensor, bias: Tensor) -> Tensor:
-        """Estimate the velocity.
-
-        Args:
-            x: noisy mel, encoder output, speaker and prompt mel along the channels, [B, inputs, T].
-            time: one embedded time [1, time width].
-            bias: additive attention mask [B, 1, T, T].
-
-        The velocity is [B, outputs, T].
-        """
-        down, up = cast(OuterStage, self.down_blocks[0]), cast(OuterStage, self.up_blocks[0])
-        skip = down(x, time, bias)
-        x = down.convolve(skip)
-        for mid in self.mid_blocks:
-            x = mid(x, time, bias)
-        x = up.convolve(up(torch.cat((x, skip), dim=1), time, bias))
-        velocity: Tensor = self.final_proj(self.final_block(x))
-        return velocity

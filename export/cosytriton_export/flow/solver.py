@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from cosytriton_export.flow.history import History
+
 STEPS = 10
 NOISE_FRAMES = 15_000  # 300 s, the longest mel
 NOISE_SEED = 0
@@ -52,6 +54,13 @@ class Estimator(Protocol):
         """Velocity [B, M, T]: x [B, 4M, T] of state, mu, speaker and prompt, time [1, time width], bias."""
 
 
+class ResumableEstimator(Estimator, Protocol):
+    """An estimator that can go on where it ended."""
+
+    def estimate(self, x: Tensor, time: Tensor, history: History) -> Tensor:
+        """Velocity [B, T, M] behind a history: x [B, T, 4M], time [1, time width]."""
+
+
 class ConditionalFlow(nn.Module):
     """The ODE solver around the estimator."""
 
@@ -78,6 +87,11 @@ class ConditionalFlow(nn.Module):
         """
         self.embedded_times = self.estimator.embed_time(self.times)
 
+    def time_table(self) -> Tensor:
+        """What the estimator needs to know of the times, [STEPS, time width]."""
+        fixed = self.embedded_times
+        return self.estimator.embed_time(self.times) if fixed is None else fixed
+
     def velocity(self, x: Tensor, conditions: Tensor, time: Tensor, bias: Tensor) -> Tensor:
         """Guide the velocity away from the unconditional one.
 
@@ -85,8 +99,11 @@ class ConditionalFlow(nn.Module):
         unconditional ones; time [1, time width]. Returns [B, M, T].
         """
         doubled = torch.cat((torch.cat((x, x)), conditions), dim=1)
-        rows = x.shape[0]
-        velocity: Tensor = self.estimator(doubled, time, bias)
+        return self.guide(self.estimator(doubled, time, bias))
+
+    def guide(self, velocity: Tensor) -> Tensor:
+        """Lead the conditional rows, the first half of [2B, ...], away from the others; returns [B, ...]."""
+        rows = velocity.shape[0] // 2
         return (1 + self.guidance) * velocity[:rows] - self.guidance * velocity[rows:]
 
     def forward(
@@ -106,8 +123,7 @@ class ConditionalFlow(nn.Module):
         conditions = torch.cat((mu, speaker[..., None].expand_as(mu), prompt), dim=1)
         conditions = torch.cat((conditions, torch.zeros_like(conditions)))  # [2B, 3M, T]
         bias = torch.cat((bias, bias))
-        fixed = self.embedded_times
-        times = self.estimator.embed_time(self.times) if fixed is None else fixed
+        times = self.time_table()
         if noise is None:
             frame = torch.arange(mu.shape[2], device=mu.device)
             noise = self.noise.index_select(2, frame).repeat(mu.shape[0], 1, 1)

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import NamedTuple, Self, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cosytriton_export.flow.estimator import (
@@ -22,6 +21,7 @@ from cosytriton_export.flow.estimator import (
     time_sinusoids,
 )
 from cosytriton_export.flow.group_norm import MaskedGroupNorm
+from cosytriton_export.flow.operators import mish
 
 KERNEL = 3
 GROUPS = 8
@@ -55,7 +55,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """[B, inputs, T], mask [B, 1, T] -> [B, outputs, T]."""
         conv, norm = self.block
-        return F.mish(norm(conv(x * mask), mask))
+        return mish(norm(conv(x * mask), mask))
 
 
 class ResnetBlock(nn.Module):

@@ -104,7 +104,7 @@ def test_streams_are_visited_from_their_first_chunk_to_their_last(made: Calibrat
         for feed in flow
         for s, f in zip(feed["streaming"], feed["finalize"], strict=True)
     }
-    assert kinds == {(True, False), (False, True)}
+    assert kinds == {(True, False), (True, True), (False, True)}
     assert 0 in {int(count) for feed in flow for count in feed["prompt_token_count"][:, 0]}
     carried = [int(count) for feed in made.feeds("vocoder") for count in feed["source_cache_count"][:, 0]]
     assert 0 in carried

@@ -119,7 +119,7 @@ def test_rows_that_join_step_and_leave_hear_what_they_hear_on_the_host(
     model.clear(2)
     same(feed(model, 2, 0, prompt), reference.join(prompt))
     more = np.arange(first, first + 4, dtype=np.int32)
-    same(feed(model, 1, counts[1], Prompt(more)), reference.extend(1, more))
+    same(feed(model, 1, counts[1], Prompt(more)), reference.extend(1, Prompt(more)))
     counts = [counts[0], counts[1] + 4, 6]
     same(step(model, [first] * 3, counts), reference.step([first] * 3))
 

@@ -263,3 +263,14 @@ def test_a_table_that_two_look_up_is_stored_once(embedding: Callable[[Array], Pa
 def test_small_tables_are_left_alone(embedding: Callable[[Array], Path]) -> None:
     model = quantize_tables(load(embedding(np.zeros((10, 4), np.float32))))
     assert [node.op_type for node in model.graph] == ["Gather"]
+
+
+def test_products_that_read_16_bits_lose_what_their_weights_lose(stage: Path) -> None:
+    """The rest of each activation is multiplied too: only the weights' 8 bits are left to be heard."""
+    wanted, coarse = outputs(stage), outputs(quantized(stage, ONNXRUNTIME, keep=("a", "b")))
+    model = load(stage)
+    ranges = value_ranges(stage, [FEED], observed)
+    save(quantize(model, ranges, ("a", "b"), ONNXRUNTIME, fine=("y",)), stage.with_name("fine.onnx"))
+    fine = outputs(stage.with_name("fine.onnx"))
+    assert decibels(wanted, fine) > decibels(wanted, coarse) + 1
+    assert decibels(outputs(stage.with_name("fine.onnx"), "ORT_DISABLE_ALL"), fine) > 80

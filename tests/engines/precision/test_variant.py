@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 from cosytriton_engines.precision.search import Journal
-from cosytriton_engines.precision.surgery import insert, layers, load, save, type_of
+from cosytriton_engines.precision.surgery import insert, is_layer, layers, load, save, type_of
 from cosytriton_engines.precision.variant import Variant, Variants
 from cosytriton_engines.quality.evaluate import passes
 from cosytriton_ensemble.families import COSYVOICE2
@@ -116,3 +117,44 @@ def test_what_overflows_in_half_precision_is_kept_and_named(graph: Path, tmp_pat
     found = variant_of(path, GPU_FP16, tmp_path)
     assert found.kept[LAYER] == "overflows in half precision"
     assert passes(STAGE.name, "fp16", found.figures)
+
+
+class Prompts:
+    """Stands for the prompts of a calibration set."""
+
+    def __init__(self, graph: Path) -> None:
+        session = ort.InferenceSession(graph)
+        shapes = {value.name: value.shape for value in session.get_inputs() if "_cache." in value.name}
+        self.caches: Feed = {
+            name: np.zeros((2, heads, 64, width), np.float32) for name, (_, heads, _, width) in shapes.items()
+        }
+
+    def calibrating(self, model: str, limit: int | None = None) -> Iterator[Feed]:  # noqa: ARG002
+        yield self.feed(0)
+
+    def judging(self, model: str, limit: int | None = None) -> Iterator[Feed]:  # noqa: ARG002
+        yield self.feed(1)
+
+    def feed(self, seed: int) -> Feed:
+        ids = np.random.default_rng(seed).integers(0, 300, (2, 20)).astype(np.int32)
+        counts = {"past_counts": np.zeros(2, np.int32), "new_counts": np.array([20, 7], np.int32)}
+        return {"input_ids": ids, **counts, **self.caches}
+
+
+def test_what_a_language_model_keeps_reads_16_bits(
+    tiny_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = version_directory(tiny_repository, "speech_lm") / "model.onnx"
+    verdicts = iter([False, True])  # without any layer kept, and with one
+    monkeypatch.setattr("cosytriton_engines.precision.variant.passes", lambda *_: next(verdicts))
+    journal = Journal(tmp_path / "journal.json", {})
+    found = Variants("speech_lm", path, Prompts(path), journal, lambda _line: None).make(CPU_INT8)
+    assert len(found.outcome.kept) == 1
+    save(found.model, tmp_path / "model.onnx")  # without what nobody uses any more
+    nodes = load(tmp_path / "model.onnx").graph
+    assert not any(is_layer(node) for node in nodes), "a product is still in FP32"
+    (rest,) = (node for node in nodes if node.op_type == "Sub" and ".rest" in str(node.outputs[0].name))
+    assert rest.outputs[0].name == f"{found.outcome.kept[0]}.rest"
+    assert "GroupQueryAttention" in {node.op_type for node in nodes}
+    without, with_one = (trial.figures["divergence"] for trial in found.outcome.trials)
+    assert with_one < without < 0.05

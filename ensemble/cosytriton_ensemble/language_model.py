@@ -17,7 +17,7 @@ from cosytriton_ensemble.errors import RepositoryError, ServerError
 from cosytriton_ensemble.generation import SPEAKER_WIDTH, SpeechRequest
 from cosytriton_ensemble.kv_cache import DEFAULT_MEMORY, CacheMemory, KeyValueCache
 from cosytriton_ensemble.llm_spec import EMBEDDED, METADATA_KEY, LanguageModelSpec, Prompt, TokenIds
-from cosytriton_ensemble.onnx_session import open_session
+from cosytriton_ensemble.onnx_session import open_session, session_options
 from cosytriton_ensemble.prefix_cache import PrefixCache
 from cosytriton_ensemble.profiles import Device, text_encoder_of
 from cosytriton_ensemble.sampling import FloatArray
@@ -306,12 +306,7 @@ class OnnxModel:
 
 
 def _session(path: Path, device: Device, threads: int) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.enable_mem_pattern = False  # shapes change from call to call
-    # The other stages compute between the steps: idle threads must not spin on their cores.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    return open_session(path, options, device)
+    return open_session(path, session_options(threads), device)
 
 
 def _spec_of(session: ort.InferenceSession) -> LanguageModelSpec:

@@ -15,6 +15,16 @@ _CPU = "CPUExecutionProvider"
 _PROVIDERS = {"cpu": [_CPU], "cuda": ["CUDAExecutionProvider", _CPU]}
 
 
+def session_options(threads: int = 0) -> ort.SessionOptions:
+    """Options for shapes that change from call to call, beside other sessions; `threads` = 0: see there."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.enable_mem_pattern = False  # one would be kept for every shape
+    # Others compute between the calls: idle threads must not spin on their cores.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
 def open_session(path: Path, options: ort.SessionOptions, device: Device = "cpu") -> ort.InferenceSession:
     """Open the graph at `path` on "cpu" or "cuda"; threads that `options` leave open are the deployment's.
 

@@ -25,7 +25,7 @@ import onnxruntime as ort
 
 from cosytriton_ensemble import names
 from cosytriton_ensemble.families import Family
-from cosytriton_ensemble.onnx_session import open_session
+from cosytriton_ensemble.onnx_session import open_session, session_options
 from cosytriton_ensemble.pipeline import pipeline_of
 from cosytriton_ensemble.profiles import Device
 from cosytriton_ensemble.spec import Array, Feed
@@ -80,11 +80,7 @@ class StreamingFlow:
     @classmethod
     def open(cls, path: Path, family: Family, *, device: Device, threads: int, budget: int) -> Self:
         """Load a graph; `threads` = 0 takes every core."""
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.enable_mem_pattern = False  # shapes change from chunk to chunk
-        options.add_session_config_entry("session.force_spinning_stop", "1")  # other models run in between
-        return cls(open_session(path, options, device), family, budget)
+        return cls(open_session(path, session_options(threads), device), family, budget)
 
     def stream(self, voice: Feed) -> FlowStream:
         """Begin a piece of speech; `voice` has the tensors of `Voice.feed`."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from cosytriton_ensemble.onnx_session import open_session
+from cosytriton_ensemble.onnx_session import open_session, session_options
 from cosytriton_ensemble.profiles import FP32_GRAPH
 from cosytriton_ensemble.repository import version_directory
 from cosytriton_ensemble.spec import Array, Feed, Stage
@@ -25,10 +25,7 @@ Keep = Callable[[str, Feed], None]
 
 def open_graph(path: Path) -> ort.InferenceSession:
     """A session on the CPU."""
-    options = ort.SessionOptions()
-    options.enable_mem_pattern = False  # shapes change from call to call
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # other graphs run in between
-    return open_session(path, options)
+    return open_session(path, session_options())
 
 
 class Tapped:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,8 +83,7 @@ class Speaker:
         chunks = chunks_of(family, self._voice, self._streamed, utterance.official)
         vocoder = vocoder_of(family, utterance.official, self._gathered)
         tempo = Tempo(utterance.speed)
-        with ExitStack() as stack:
-            stream = stack.enter_context(self._flow.stream(self._voice)) if self._flow else None
+        with self._flow.stream(self._voice) if self._flow else nullcontext() as stream:
             for piece in growing:
                 while call := chunks.next_call(len(piece.tokens), piece.ended):
                     self._sender.check_client()

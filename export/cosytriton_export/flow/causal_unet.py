@@ -16,7 +16,6 @@ from cosytriton_export.flow.estimator import (
     OuterStage,
     Stage,
     TimeEmbedding,
-    time_sinusoids,
 )
 from cosytriton_export.flow.history import Beginning, History
 
@@ -39,7 +38,6 @@ class CausalConditionalDecoder(nn.Module):
         mid_stages: int,
     ) -> None:
         super().__init__()
-        self.inputs = inputs
         sizes = (channels, heads, head_width, blocks)
         self.time_mlp = TimeEmbedding(inputs, EXPANSION * channels)
         self.down_blocks = nn.ModuleList([OuterStage(inputs, *sizes)])
@@ -50,7 +48,7 @@ class CausalConditionalDecoder(nn.Module):
 
     def embed_time(self, time: Tensor) -> Tensor:
         """Embed times [K] in 0..1; returns [K, time width]."""
-        embedded: Tensor = self.time_mlp(time_sinusoids(time, self.inputs))
+        embedded: Tensor = self.time_mlp(time)
         return embedded
 
     def forward(self, x: Tensor, time: Tensor, bias: Tensor) -> Tensor:

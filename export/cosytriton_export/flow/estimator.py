@@ -187,7 +187,8 @@ class TimeEmbedding(nn.Module):
         self.linear_1 = nn.Linear(inputs, outputs)
         self.linear_2 = nn.Linear(outputs, outputs)
 
-    def forward(self, sinusoids: Tensor) -> Tensor:
-        """[K, inputs] -> [K, outputs]."""
+    def forward(self, time: Tensor) -> Tensor:
+        """Times [K] in 0..1 -> [K, outputs]."""
+        sinusoids = time_sinusoids(time, self.linear_1.in_features)
         embedded: Tensor = self.linear_2(F.silu(self.linear_1(sinusoids)))
         return embedded

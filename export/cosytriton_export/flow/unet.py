@@ -18,7 +18,6 @@ from cosytriton_export.flow.estimator import (
     TimeEmbedding,
     TransformerBlock,
     TransformerStack,
-    time_sinusoids,
 )
 from cosytriton_export.flow.group_norm import MaskedGroupNorm
 from cosytriton_export.flow.operators import mish
@@ -140,7 +139,6 @@ class ConditionalDecoder(nn.Module):
         mid_stages: int,
     ) -> None:
         super().__init__()
-        self.inputs = inputs
         time, transformer = EXPANSION * channels[0], (heads, head_width, blocks)
         self.time_mlp = TimeEmbedding(inputs, time)
         self.down_blocks = nn.ModuleList(
@@ -159,7 +157,7 @@ class ConditionalDecoder(nn.Module):
 
     def embed_time(self, times: Tensor) -> Tensor:
         """Embed times [K] in 0..1; returns [K, time width]."""
-        embedded: Tensor = self.time_mlp(time_sinusoids(times, self.inputs))
+        embedded: Tensor = self.time_mlp(times)
         return embedded
 
     def forward(self, x: Tensor, time: Tensor, bias: Tensor) -> Tensor:

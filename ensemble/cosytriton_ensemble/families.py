@@ -46,6 +46,10 @@ class Family:
         """Audio samples of `tokens` speech tokens that are spoken in one piece."""
         return self.frames(tokens) * self.mel_hop
 
+    def first_chunk(self, prompt_tokens: int) -> int:
+        """Speech tokens of a stream's first chunk; it ends on the grid of the block mask, prompt included."""
+        return self.hop_tokens + (-prompt_tokens % self.hop_tokens if self.block_mask else 0)
+
     @property
     def block_mask(self) -> bool:
         """Whether the flow can hide later blocks of tokens, so that they never change earlier mel."""

@@ -126,6 +126,7 @@ class Generation:
         self._ruled_out = np.array(sorted(stops))  # before the minimum length
         self._filter = SilenceFilter(family.silent_tokens)
         self._watchdog = Watchdog(family.token_rate, family.silent_tokens) if request.watchdog else None
+        self._first_sound = family.first_chunk(len(request.prompt_speech)) + family.lookahead
         self.tokens: list[int] = []
 
     # ---- what the engine does with it -------------------------------------------------------------------
@@ -141,6 +142,11 @@ class Generation:
     def take(self) -> Prompt:
         """Take what the row is to be fed next; `waits` is over."""
         raise NotImplementedError
+
+    @property
+    def urgent(self) -> bool:
+        """Whether its tokens do not suffice for a first sound yet."""
+        return len(self.tokens) < self._first_sound
 
     @property
     def longest(self) -> int:

@@ -16,6 +16,7 @@ from cosytriton_ensemble.families import Family
 from cosytriton_ensemble.generation import Generation, Listener, Outcome, Setting, SpeechRequest, TextInput
 from cosytriton_ensemble.llm_spec import Prompt
 from cosytriton_ensemble.sampling import FloatArray, Uniform, seeded_uniform
+from cosytriton_ensemble.turns import Precedence
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class EngineStats:
     waiting: int  # requests without a row
     steps: int  # shared steps, prompts not counted
     tokens: int  # speech tokens made
+    step_rows: int  # requests that took part in the steps, summed over them
 
 
 class LlmEngine:
@@ -45,6 +47,7 @@ class LlmEngine:
         max_tokens: The most speech tokens of one request.
         text_timeout: How many seconds a request may wait for text that is streamed to it.
         chunk: How many positions of a prompt are fed between two steps.
+        precedence: When others may go first, between two steps.
         uniform: Makes a request's random source from its seed.
 
     """
@@ -58,6 +61,7 @@ class LlmEngine:
         max_tokens: int = 1500,
         text_timeout: float = 30.0,
         chunk: int = CHUNK,
+        precedence: Precedence | None = None,
         uniform: Callable[[int], Uniform] = seeded_uniform,
     ) -> None:
         self._model = model
@@ -66,12 +70,13 @@ class LlmEngine:
             model.spec, family, max_tokens, model.max_positions, text_timeout, self._text_came
         )
         self._uniform, self._chunk = uniform, chunk
+        self._precedence = precedence or Precedence(None)
         self._active: list[Generation] = []  # index = row; changed by the engine's thread alone
         self._entering: Generation | None = None  # the active one whose prompt is being fed...
         self._chunks: deque[Prompt] = deque()  # ...and what of it is left
         self._waiting: deque[Generation] = deque()
         self._held = 0  # submitted and not ended
-        self._steps = self._tokens = 0
+        self._steps = self._tokens = self._step_rows = 0
         self._closed = False
         self._changed = threading.Condition()  # guards what both sides change
         self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)
@@ -113,7 +118,8 @@ class LlmEngine:
     def stats(self) -> EngineStats:
         """Return a snapshot of the counters."""
         with self._changed:
-            return EngineStats(len(self._active), len(self._waiting), self._steps, self._tokens)
+            active, waiting = len(self._active), len(self._waiting)
+            return EngineStats(active, waiting, self._steps, self._tokens, self._step_rows)
 
     def close(self) -> None:
         """End the thread; what is active or waiting fails. Not to be called by a listener."""
@@ -133,10 +139,11 @@ class LlmEngine:
         try:
             while self._work():
                 self._drop_lost()
-                if self._admit():
-                    self._drop_lost()  # a chunk takes as long as many steps
-                self._extend()
-                self._step()
+                with self._precedence.turn(self._urgent()):
+                    if self._admit():
+                        self._drop_lost()  # a chunk takes as long as many steps
+                    self._extend()
+                    self._step()
         except Exception as cause:
             logger.exception("The language model's engine stopped.")
             error = _failure("The language model's engine stopped", cause)
@@ -161,6 +168,11 @@ class LlmEngine:
         if generation is None or len(lengths) == self._model.rows:
             return None
         return generation if not lengths or self._model.fits([*lengths, generation.longest]) else None
+
+    def _urgent(self) -> bool:
+        """Whether somebody has not enough tokens for a first sound, and can get some now."""
+        going = (generation for generation in self._active if not generation.waits or generation.ready())
+        return self._next() is not None or any(generation.urgent for generation in going)
 
     def _drop_lost(self) -> None:
         """End the requests that are no longer wanted or that no longer get their text."""
@@ -247,6 +259,7 @@ class LlmEngine:
             self._remove(dict.fromkeys(range(len(self._active)), error))
             return
         self._steps += 1
+        self._step_rows += len(rows)
         self._advance(rows, logits[rows])
 
     def _advance(self, rows: Sequence[int], logits: FloatArray) -> None:

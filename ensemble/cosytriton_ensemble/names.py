@@ -4,6 +4,7 @@ from __future__ import annotations
 
 VOICES_VARIABLE = "COSYTRITON_VOICES"  # of the environment: the folder of enrolled voices
 MODEL_FILE, DEVICE = "model_file", "device"  # parameters of a Python model with a graph
+PRECEDENCE_VARIABLE = "COSYTRITON_PRECEDENCE"  # of the environment: the file of `turns.Precedence`
 THREADS_VARIABLE = "COSYTRITON_THREADS"  # of the environment: what a graph computes with; 0: every core
 
 # reference audio

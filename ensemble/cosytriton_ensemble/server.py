@@ -25,7 +25,7 @@ from cosytriton_ensemble.errors import ServerError
 from cosytriton_ensemble.facts import stub_libraries, stub_of, triton_folder
 from cosytriton_ensemble.machine import Machine
 from cosytriton_ensemble.metrics import ACTIVE_REQUESTS, read_metric
-from cosytriton_ensemble.names import THREADS_VARIABLE, VOICES_VARIABLE
+from cosytriton_ensemble.names import PRECEDENCE_VARIABLE, THREADS_VARIABLE, VOICES_VARIABLE
 from cosytriton_ensemble.profiles import CPU, PROFILES, Profile, profile_named
 from cosytriton_ensemble.repository import check_repository
 
@@ -85,6 +85,10 @@ class TritonServer:
         self.options = options
         self._folder = Path(tempfile.mkdtemp(prefix="cosytriton-"))
         self._shared_memory = f"{self._folder.name}_"
+        # Where a GPU computes, the processes do not share what they compute with.
+        self._precedence = None if profile.gpu else self._folder / "precedence"
+        if self._precedence:
+            self._precedence.touch()
         _lay_out_backends(self._folder / "backends")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -155,6 +159,8 @@ class TritonServer:
         paths = {name: f"{first}:{os.environ.get(name, '')}" for name, first in found.items()}
         own = {LOOPBACK_VARIABLE: self.options.grpc_url, **GLIBC_RETURNS_MEMORY}
         own[THREADS_VARIABLE] = str(self.options.threads)
+        if self._precedence is not None:
+            own[PRECEDENCE_VARIABLE] = str(self._precedence)
         own["NUMPY_MADVISE_HUGEPAGE"] = "0"  # memory that is reserved and not used stays unused
         if self.options.voices is not None:
             own[VOICES_VARIABLE] = str(self.options.voices.resolve())

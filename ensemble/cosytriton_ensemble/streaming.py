@@ -65,7 +65,7 @@ class GridChunks:
         self._family, self._streamed, self._official = family, streamed, official
         self._offset = 0  # tokens
         self._hop = family.hop_tokens
-        self._chunk = self._hop + -prompt_tokens % self._hop
+        self._chunk = family.first_chunk(prompt_tokens)
         self.finished = False
 
     @property

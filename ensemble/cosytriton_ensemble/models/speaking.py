@@ -18,6 +18,7 @@ from cosytriton_ensemble.models.sources import Requests, TokenSource, WrittenTex
 from cosytriton_ensemble.pipeline import Pipeline
 from cosytriton_ensemble.spec import Array, Feed
 from cosytriton_ensemble.streaming import Chunks, ChunkVocoder, FlowCall, Tempo, chunks_of, vocoder_of
+from cosytriton_ensemble.turns import Precedence
 from cosytriton_ensemble.utterance import Utterance
 
 if TYPE_CHECKING:  # it brings ONNX Runtime, which `tts` does without
@@ -61,6 +62,7 @@ class Speaker:
     ) -> None:
         self._utterance, self._pipeline, self._family = utterance, pipeline, pipeline.family
         self._models, self._sender, self._streamed = models, sender, streamed
+        self._precedence = Precedence.here()
         self._flow = None if utterance.official else flow
         self._gathered = models.gathers(pipeline.flow)
         self._voice = utterance.voice.feed(self._family, utterance.plan.flow_prompt, self._gathered)
@@ -86,10 +88,11 @@ class Speaker:
         with self._flow.stream(self._voice) if self._flow else nullcontext() as stream:
             for piece in growing:
                 while call := chunks.next_call(len(piece.tokens), piece.ended):
-                    self._sender.check_client()
-                    mel = tempo.change(self._mel(piece.tokens, call, chunks, stream), call.finalize)
-                    self._sender.check_client()
-                    samples = self._samples(mel, call, vocoder)
+                    with self._precedence.turn(self._urgent):
+                        self._sender.check_client()
+                        mel = tempo.change(self._mel(piece.tokens, call, chunks, stream), call.finalize)
+                        self._sender.check_client()
+                        samples = self._samples(mel, call, vocoder)
                     self._urgent = False
                     yield Sound(samples, call.spoken, piece.reason if call.finalize else "")
 

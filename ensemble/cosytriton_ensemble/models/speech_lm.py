@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +15,23 @@ from cosytriton_ensemble.generation import FinishReason, SpeechRequest, TextInpu
 from cosytriton_ensemble.kv_cache import MIB, CacheMemory
 from cosytriton_ensemble.language_model import open_decoder
 from cosytriton_ensemble.llm_engine import LlmEngine
-from cosytriton_ensemble.metrics import ACTIVE_SLOTS
-from cosytriton_ensemble.models.requests import Gauge, Sender, read
+from cosytriton_ensemble.metrics import (
+    ACTIVE_SLOTS,
+    KV_CACHE,
+    LM_ENDS,
+    LM_STEP_ROWS,
+    LM_STEPS,
+    LM_TOKENS,
+    PREFIX_CACHE,
+    SLOTS,
+    WAITING,
+)
+from cosytriton_ensemble.models.metrics import Publisher, Readings
+from cosytriton_ensemble.models.requests import Sender, read
 from cosytriton_ensemble.models.setting import Setting
 from cosytriton_ensemble.spec import Feed
+from cosytriton_ensemble.turns import Precedence
 from cosytriton_ensemble.utterance import max_tokens_of, number_of, text_of
-
-NICENESS = 10  # a tenth of the time of a core that sound is computed on
 
 
 class TritonPythonModel:
@@ -30,32 +40,30 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Open the graph and start the engine."""
         setting = Setting.of(args)
-        if setting.device == "cpu":
-            # Once there are tokens for the first sound, the rest can wait until it is made: side by side on
-            # the same cores both take two to three times as long.
-            os.nice(NICENESS)
         self._stage = setting.pipeline.speech_lm
         self._max_tokens = setting.pipeline.tokens.max
         threads, slots = setting.number("intra_op_thread_count"), setting.number("slots")
+        self._model = open_decoder(
+            setting.graph(),
+            device=setting.device,
+            threads=threads,
+            rows=slots,
+            max_positions=setting.pipeline.longest_sequence,
+            memory=CacheMemory(MIB * setting.number("cache_mib"), MIB * setting.number("prefix_mib")),
+        )
         self._engine = LlmEngine(
-            open_decoder(
-                setting.graph(),
-                device=setting.device,
-                threads=threads,
-                rows=slots,
-                max_positions=setting.pipeline.longest_sequence,
-                memory=CacheMemory(MIB * setting.number("cache_mib"), MIB * setting.number("prefix_mib")),
-            ),
+            self._model,
             setting.family,
             chunk=setting.number("chunk"),
             max_waiting=setting.number("max_waiting"),
             max_tokens=self._max_tokens,
             text_timeout=setting.number("text_timeout"),
+            precedence=Precedence.here(),
         )
         self._texts: dict[str, TextInput] = {}
         self._lock = threading.Lock()  # guards `_texts`
-        description = "Requests that take part in the language model's steps"
-        self._gauge = Gauge(ACTIVE_SLOTS, description, self._stage)
+        self._ends: Counter[str] = Counter()  # counted by the engine's thread alone
+        self._metrics = Publisher(self._stage, self._readings)
 
     def execute(self, requests: list[Any]) -> None:
         """Queue the requests and return; the engine's thread answers."""
@@ -73,11 +81,11 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """End the engine."""
         self._engine.close()
-        self._gauge.close()
+        self._metrics.close()
 
     def _submit(self, feed: Feed, sender: Sender, stream: str) -> None:
         request = self._speech_request(feed, bool(stream))
-        answer = _Answer(sender, self._report, lambda: self._forget(stream))
+        answer = _Answer(sender, self._metrics.changed, lambda reason: self._ended(stream, reason))
         with self._lock:  # the answer may end before its text is known
             text = self._engine.submit(request, answer)
             if stream and not answer.ended:
@@ -93,13 +101,28 @@ class TritonPythonModel:
         if number_of(feed, names.TEXT_END, 0):
             text.end_text()
 
-    def _forget(self, stream: str) -> None:
+    def _ended(self, stream: str, reason: FinishReason | None) -> None:
         with self._lock:
             self._texts.pop(stream, None)
+        if reason is not None:
+            self._ends[reason] += 1
+        self._metrics.changed()
 
-    def _report(self) -> None:
-        """Publish how many requests are active."""
-        self._gauge.set(self._engine.stats().active)
+    def _readings(self) -> Readings:
+        """What is published of the engine."""
+        stats, memory = self._engine.stats(), self._model.memory()
+        values = {
+            ACTIVE_SLOTS: stats.active,
+            SLOTS: self._model.rows,
+            WAITING: stats.waiting,
+            LM_TOKENS: stats.tokens,
+            LM_STEPS: stats.steps,
+            LM_STEP_ROWS: stats.step_rows,
+            KV_CACHE: memory.rows,
+            PREFIX_CACHE: memory.prefixes,
+        }
+        ends = {(LM_ENDS, reason): count for reason, count in self._ends.copy().items()}
+        return {**{(name, ""): value for name, value in values.items()}, **ends}
 
     def _speech_request(self, feed: Feed, streamed: bool) -> SpeechRequest:
         limit = max_tokens_of(feed)
@@ -123,25 +146,25 @@ class TritonPythonModel:
 
 
 class _Answer:
-    """The engine's listener for one request; `report` publishes the engine's state."""
+    """The engine's listener for one request, which tells the model that something `changed` or it `ended`."""
 
-    def __init__(self, sender: Sender, report: Callable[[], None], forget: Callable[[], None]) -> None:
-        self._sender, self._report, self._forget = sender, report, forget
-        self._started = self.ended = False
+    def __init__(
+        self, sender: Sender, changed: Callable[[], None], ended: Callable[[FinishReason | None], None]
+    ) -> None:
+        self._sender, self._changed, self._tell = sender, changed, ended
+        self.ended = False
 
     def on_token(self, token: int) -> None:
         self._sender.send({names.TOKENS: np.array([token], np.int32)})
-        if not self._started:
-            self._started = True
-            self._report()
+        self._changed()
 
     def on_end(self, error: CosytritonError | None, reason: FinishReason | None) -> None:
         self.ended = True
-        self._report()
+        self._changed()
         if reason is not None:
             self._sender.send({names.FINISH_REASON: np.array([reason.encode()], np.object_)})
         self._sender.end(error)
-        self._forget()
+        self._tell(reason)
 
     def cancelled(self) -> bool:
         return self._sender.is_cancelled()

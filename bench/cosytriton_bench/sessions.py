@@ -12,7 +12,7 @@ import onnxruntime as ort
 from cosytriton_bench.measure import Stopwatch, timed
 from cosytriton_ensemble.language_model import LanguageModel, OnnxModel
 from cosytriton_ensemble.llm_spec import Prompt, TokenIds
-from cosytriton_ensemble.onnx_session import open_session
+from cosytriton_ensemble.onnx_session import open_session, shrinking
 from cosytriton_ensemble.profiles import PROFILES
 from cosytriton_ensemble.repository import version_directory
 from cosytriton_ensemble.sampling import FloatArray, seeded_uniform
@@ -38,19 +38,21 @@ def graph_of(repository: Path, stage: Stage, profile: str) -> Path:
 class NativeStage:
     """A session of a native stage."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session = session
+    def __init__(self, session: ort.InferenceSession, options: ort.RunOptions | None = None) -> None:
+        self._session, self._options = session, options
         self._outputs = [output.name for output in session.get_outputs()]
 
     @classmethod
     def open(cls, repository: Path, stage: Stage, profile: str, threads: int) -> Self:
         """Open the graph of a profile."""
-        return cls(open_session(graph_of(repository, stage, profile), options_of(stage, threads)))
+        options = options_of(stage, threads)
+        session = open_session(graph_of(repository, stage, profile), options)
+        return cls(session, shrinking() if options.enable_cpu_mem_arena else None)
 
     def outputs(self, feed: Feed) -> list[Array]:
         """Run it."""
         given = {value.name: feed[value.name] for value in self._session.get_inputs()}
-        answer: list[Array] = self._session.run(self._outputs, given)
+        answer: list[Array] = self._session.run(self._outputs, given, self._options)
         return answer
 
     def time(self, feed: Feed) -> Stopwatch:

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from cosytriton_ensemble.errors import ServerError
-from cosytriton_ensemble.names import THREADS_VARIABLE
+from cosytriton_ensemble.names import SHRINKAGE, THREADS_VARIABLE
 from cosytriton_ensemble.profiles import Device
 
 _CPU = "CPUExecutionProvider"
@@ -22,6 +22,13 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     options.enable_mem_pattern = False  # one would be kept for every shape
     # Others compute between the calls: idle threads must not spin on their cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
+def shrinking(arenas: str = "cpu:0") -> ort.RunOptions:
+    """Options of a run that then gives back the memory of its arenas that it alone needed; "": none."""
+    options = ort.RunOptions()
+    options.add_run_config_entry(SHRINKAGE, arenas)
     return options
 
 

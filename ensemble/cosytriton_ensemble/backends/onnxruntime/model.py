@@ -2,8 +2,8 @@
 
 Triton batches, queues, caches and warms up; this file opens the graph and runs it. Read from the
 configuration: `default_model_filename`, the instances' kind, `optimization.graph.level`, and the C++
-backend's parameters `intra_op_thread_count`, `inter_op_thread_count`, `enable_mem_arena` and
-`enable_mem_pattern`.
+backend's parameters `intra_op_thread_count`, `inter_op_thread_count`, `enable_mem_arena`,
+`enable_mem_pattern` and `memory.enable_memory_arena_shrinkage`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import triton_python_backend_utils as pb
 
 from cosytriton_ensemble.errors import CosytritonError
 from cosytriton_ensemble.manifest import check_artifact
-from cosytriton_ensemble.onnx_session import open_session
+from cosytriton_ensemble.names import SHRINKAGE
+from cosytriton_ensemble.onnx_session import open_session, shrinking
 from cosytriton_ensemble.profiles import Device
 from cosytriton_ensemble.spec import Array, Feed
 
@@ -48,6 +49,7 @@ class TritonPythonModel:
             self._session = open_session(path, session_options(config), device)
         except CosytritonError as error:
             raise pb.TritonModelException(str(error)) from error
+        self._run_options = shrinking(_parameters(config).get(SHRINKAGE, ""))
         self._inputs = [i.name for i in self._session.get_inputs()]
         self._outputs = [o.name for o in self._session.get_outputs()]
 
@@ -68,7 +70,7 @@ class TritonPythonModel:
     def _run(self, feeds: list[Feed]) -> list[Any]:
         rows = [len(feed[self._inputs[0]]) for feed in feeds]
         batch = {name: np.concatenate([feed[name] for feed in feeds]) for name in self._inputs}
-        outputs: list[Array] = self._session.run(self._outputs, batch)
+        outputs: list[Array] = self._session.run(self._outputs, batch, self._run_options)
         parts = [np.split(output, np.cumsum(rows)[:-1]) for output in outputs]
         return [
             pb.InferenceResponse(
@@ -84,7 +86,7 @@ class TritonPythonModel:
 def session_options(config: dict[str, Any]) -> ort.SessionOptions:
     """ONNX Runtime options from a Triton model configuration."""
     options = ort.SessionOptions()
-    parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+    parameters = _parameters(config)
     options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0))
     options.inter_op_num_threads = int(parameters.get("inter_op_thread_count", 0))
     level = config.get("optimization", {}).get("graph", {}).get("level", 1)
@@ -94,3 +96,7 @@ def session_options(config: dict[str, Any]) -> ort.SessionOptions:
     # Several models share the cores: a pool that spins while it waits takes them from the others.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
+
+
+def _parameters(config: dict[str, Any]) -> dict[str, str]:
+    return {key: value["string_value"] for key, value in config.get("parameters", {}).items()}

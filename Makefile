@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check format gate gate-full gpu int8 listen soak full loadtest bench clean
+.PHONY: demo test check format gate gate-full gpu int8 listen soak full loadtest loadtest-full chart rollout bench clean
 
 demo: $(READY) ## export the demo voice, serve it, speak demo.wav and demo_stream.wav
 	$(BIN)/cosytriton demo
@@ -46,14 +46,27 @@ listen: $(READY) ## a speech recogniser writes down what the demo voice says
 	$(PIP) -e '.[listen]'
 	$(BIN)/pytest -m listen -s
 
-soak: $(READY) ## 500 requests, a third of them cancelled: memory stays flat
+soak: $(READY) ## 20 minutes at 70 % of capacity, some listeners leave, some requests are wrong: memory stays flat
 	$(BIN)/pytest -m soak -s
 
 full: $(READY) ## checkpoints of the official sizes: written, exported, served; 30 minutes, 16 GB, 20 GB of disk
 	$(BIN)/pytest -m full -s
 
-loadtest: $(READY)
-	$(BIN)/pytest tests/loadtests
+loadtest: $(READY) ## all scenarios under load keep the limits, and planted faults are named: 3 minutes
+	$(BIN)/pytest -m loadtest -s tests/loadtests/test_loadtest.py
+
+# The report is opened in a real browser.
+loadtest-full: $(READY) ## percentiles, workers, planner, shadow evaluation and the report's page: 10 minutes
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install --yes --quiet --no-install-recommends chromium)
+	$(BIN)/pytest -m loadtest tests/loadtests
+
+chart: $(READY) ## the chart and its alerts, without a cluster; COSYTRITON_CRD_SCHEMAS=DIR adds strict schemas
+	command -v promtool >/dev/null || (apt-get update -qq && apt-get install --yes --quiet --no-install-recommends prometheus)
+	$(BIN)/pytest tests/k8s -m 'chart or not (rollout or loadtest)'
+
+rollout: $(READY) ## upgrades and a kill behind a real proxy: no request fails; 10 minutes
+	command -v haproxy >/dev/null || (apt-get update -qq && apt-get install --yes --quiet --no-install-recommends haproxy)
+	$(BIN)/pytest -m rollout -s tests/k8s
 
 # The official code pins a transformers that asks for older libraries than the server has, so they lie apart.
 BENCH := build/bench

@@ -1,4 +1,4 @@
-"""The import rule: ensemble <- export, build_engines, client <- bench; heavy libraries in their room only."""
+"""The import rule: ensemble <- export, build_engines, client <- loadtests, bench; heavy libraries apart."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ ROOMS = {
     "cosytriton_engines": ROOT / "build_engines" / "cosytriton_engines",
     "cosytriton_client": ROOT / "client" / "cosytriton_client",
     "cosytriton_bench": ROOT / "bench" / "cosytriton_bench",
+    "cosytriton_loadtests": ROOT / "loadtests" / "cosytriton_loadtests",
+}
+FURTHER = {
+    "cosytriton_bench": set(ROOMS),  # compares what the others make
+    "cosytriton_loadtests": {"cosytriton_client"},  # which is what users' applications call
 }
 OWNERS = {
     "torch": {"cosytriton_export", "cosytriton_bench"},
@@ -43,8 +48,7 @@ def _imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("package", ROOMS)
 def test_a_package_imports_itself_and_ensemble_alone(package: str) -> None:
-    # The benchmark compares what the others make, so that it is the one place that knows all.
-    allowed = set(ROOMS) if package == "cosytriton_bench" else {package, "cosytriton_ensemble"}
+    allowed = {package, "cosytriton_ensemble"} | FURTHER.get(package, set())
     for path in _files(ROOMS[package]):
         assert (_imports(path) & set(ROOMS)) <= allowed, path
 

@@ -16,7 +16,7 @@ CAPACITY_STEP = 64  # positions by which a cache grows: its rows are copied once
 
 @dataclass(frozen=True, slots=True)
 class CacheMemory:
-    """How much memory keys and values may take, in bytes."""
+    """How much memory keys and values take, or may take, in bytes."""
 
     rows: int  # of the requests that are spoken: further ones wait
     prefixes: int  # of what is kept of prompts

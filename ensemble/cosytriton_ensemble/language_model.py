@@ -12,7 +12,6 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from cosytriton_ensemble import huge_pages
-from cosytriton_ensemble.decoder import Decoder
 from cosytriton_ensemble.errors import RepositoryError, ServerError
 from cosytriton_ensemble.generation import SPEAKER_WIDTH, SpeechRequest
 from cosytriton_ensemble.kv_cache import DEFAULT_MEMORY, CacheMemory, KeyValueCache
@@ -34,7 +33,7 @@ def open_decoder(
     rows: int,
     max_positions: int,
     memory: CacheMemory = DEFAULT_MEMORY,
-) -> Decoder:
+) -> LanguageModel:
     """Load the language model at `path`: a graph, or what another package opens, such as a plan.
 
     Raises:
@@ -47,7 +46,7 @@ def open_decoder(
             path, device=device, threads=threads, rows=rows, max_positions=max_positions, memory=memory
         )
     for opener in entry_points(group=OPENERS, name=path.suffix[1:]):
-        decoder: Decoder = opener.load()(path, rows=rows, max_positions=max_positions)
+        decoder: LanguageModel = opener.load()(path, rows=rows, max_positions=max_positions)
         return decoder
     raise ServerError(
         f"Nothing here opens the language model {path}: no installed package has an entry point "
@@ -87,6 +86,9 @@ class CachedModel(Protocol):
 
     def move(self, source: int, target: int, positions: int) -> None:
         """Copy the first `positions` of a row over another row."""
+
+    def nbytes(self, rows: int) -> int:
+        """Bytes of the caches while so many rows are in use."""
 
     def run(
         self, rows: slice, ids: TokenIds, past: TokenIds, new: TokenIds, embeddings: FloatArray | None = None
@@ -214,6 +216,11 @@ class LanguageModel:
             self.model.move(len(self._counts), row, count)
             self._counts[row] = count
 
+    def memory(self) -> CacheMemory:
+        """Tell what keys and values take now; safe from any thread."""
+        prefixes = self._prefixes.nbytes if self._prefixes else 0
+        return CacheMemory(self.model.nbytes(len(self._counts)), prefixes)
+
     def _fit(self, counts: Sequence[int]) -> None:
         self.model.fit(max(counts), len(self._counts))
 
@@ -268,6 +275,10 @@ class OnnxModel:
         """See `CachedModel`."""
         if self.cache.fit(positions, rows):
             self._steps.clear()  # they hold pointers into the former buffers
+
+    def nbytes(self, rows: int) -> int:
+        """See `CachedModel`."""
+        return rows * self.cache.capacity * self.cache.position_bytes
 
     def run(
         self, rows: slice, ids: TokenIds, past: TokenIds, new: TokenIds, embeddings: FloatArray | None = None

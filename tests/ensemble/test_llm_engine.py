@@ -240,7 +240,7 @@ def test_stats_count_steps_and_tokens() -> None:
         ]
         tokens = sum(len(recorder.result()) for recorder in recorders)
     assert max(stats.active for stats in seen) > 1
-    assert engine.stats() == EngineStats(0, 0, len(model.batches), tokens)
+    assert engine.stats() == EngineStats(0, 0, len(model.batches), tokens, sum(model.batches))
 
 
 # ---- cancellation ---------------------------------------------------------------------------------------

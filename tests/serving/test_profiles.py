@@ -186,7 +186,11 @@ def test_a_profile_that_is_not_known_is_refused_with_the_known_ones(
     ("profile", "gpu", "message"),
     [
         ("gpu", None, "profile gpu needs a GPU, and this machine has none.*--profile cpu or cpu_int8"),
-        ("gpu_fp16", "NVIDIA L4 8.9", "backend `tensorrt`.*Triton container.*--model-config-name=gpu_fp16"),
+        (
+            "gpu_fp16",
+            "NVIDIA L4 8.9",
+            "profile gpu_fp16 needs.*backend `tensorrt`.*NVIDIA's Triton container",
+        ),
     ],
 )
 def test_what_this_machine_cannot_serve_is_refused_before_anything_starts(

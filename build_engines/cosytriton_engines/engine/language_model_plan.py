@@ -96,6 +96,10 @@ class LanguageModelPlan(Closing):
             place = self._caches[name]
             self._device.move(place + target * stride, place + source * stride, stride)
 
+    def nbytes(self, rows: int) -> int:  # noqa: ARG002
+        """Bytes of the caches: those of every row were taken at the start."""
+        return self.rows * sum(self._strides.values())
+
     def run(
         self, rows: slice, ids: TokenIds, past: TokenIds, new: TokenIds, embeddings: FloatArray | None = None
     ) -> FloatArray:

@@ -1,12 +1,12 @@
-"""The one place that touches Triton's Python API: reading requests, answering, publishing metrics."""
+"""What touches Triton's Python API, but for metrics: reading requests and answering them."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from cosytriton_ensemble.errors import (
     InputError,
     QueueFullError,
 )
-from cosytriton_ensemble.metrics import ACTIVE_REQUESTS
+from cosytriton_ensemble.models.metrics import RequestMetrics
 from cosytriton_ensemble.spec import Feed, Stage
 
 if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
@@ -48,10 +48,11 @@ def tensors(feed: Feed) -> list[Any]:
 
 
 class Sender:
-    """Answers one request: any number of responses, then exactly one end."""
+    """Answers one request: any number of responses, then exactly one end; `metrics` hear of it."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, metrics: RequestMetrics | None = None) -> None:
         self._sender = request.get_response_sender()
+        self._metrics, self._arrived, self._heard = metrics, time.monotonic(), False
         self._lock = threading.Lock()  # Triton must not be asked about a request that has ended
         self._ended = False
 
@@ -68,9 +69,17 @@ class Sender:
     def send(self, feed: Feed, final: bool = False) -> None:
         """Send the outputs of a response, without batch dimension."""
         self._give(pb.InferenceResponse(tensors(feed)), final)
+        if self._metrics is None:
+            return
+        if not self._heard:
+            self._heard = True
+            self._metrics.heard(time.monotonic() - self._arrived)
+        self._metrics.changed()
 
     def end(self, error: BaseException | None = None) -> None:
         """End the request, with an error if there was one."""
+        if error is not None and self._metrics is not None:
+            self._metrics.failed(error)
         self._give(None if error is None else pb.InferenceResponse(error=triton_error(error)), final=True)
 
     def _give(self, response: Any, final: bool) -> None:
@@ -89,60 +98,6 @@ class Sender:
             yield
         except Exception as error:  # noqa: BLE001  (the boundary to Triton: every error becomes a response)
             self.end(error)
-
-
-class Gauge:
-    """A gauge on the server's metrics endpoint.
-
-    One thread makes, changes and frees it: Triton 24.10 crashes when several threads change its metrics, and
-    hangs at its end when a metric outlives `finalize`.
-    """
-
-    def __init__(self, name: str, description: str, stage: Stage) -> None:
-        self._values: SimpleQueue[int | None] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._publish, args=(name, description, stage.name), daemon=True
-        )
-        self._thread.start()
-
-    def set(self, value: int) -> None:
-        """Publish a value."""
-        self._values.put(value)
-
-    def close(self) -> None:
-        """Free the metric; to be called from `finalize`."""
-        self._values.put(None)
-        self._thread.join()
-
-    def _publish(self, name: str, description: str, model: str) -> None:
-        family = pb.MetricFamily(name=name, description=description, kind=pb.MetricFamily.GAUGE)
-        metric = family.Metric(labels={"model": model})
-        while (value := self._values.get()) is not None:
-            metric.set(value)
-
-
-class ActiveRequests:
-    """Counts the requests of a model that are not answered yet, and publishes the count."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._gauge = Gauge(ACTIVE_REQUESTS, "Requests that are being spoken", stage)
-        self._lock = threading.Lock()
-        self._count = 0
-        self.close = self._gauge.close
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count one request while it lasts."""
-        self._change(1)
-        try:
-            yield
-        finally:
-            self._change(-1)
-
-    def _change(self, by: int) -> None:
-        with self._lock:
-            self._count += by
-            self._gauge.set(self._count)
 
 
 # By name: Triton adds its classes to the module only after this one is imported.

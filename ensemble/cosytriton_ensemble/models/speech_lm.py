@@ -22,11 +22,12 @@ from cosytriton_ensemble.metrics import (
     LM_STEP_ROWS,
     LM_STEPS,
     LM_TOKENS,
+    MEMORY,
     PREFIX_CACHE,
     SLOTS,
     WAITING,
 )
-from cosytriton_ensemble.models.metrics import Publisher, Readings
+from cosytriton_ensemble.models.metrics import Publisher, Readings, ServerMemory
 from cosytriton_ensemble.models.requests import Sender, read
 from cosytriton_ensemble.models.setting import Setting
 from cosytriton_ensemble.spec import Feed
@@ -63,6 +64,7 @@ class TritonPythonModel:
         self._texts: dict[str, TextInput] = {}
         self._lock = threading.Lock()  # guards `_texts`
         self._ends: Counter[str] = Counter()  # counted by the engine's thread alone
+        self._memory = ServerMemory()
         self._metrics = Publisher(self._stage, self._readings)
 
     def execute(self, requests: list[Any]) -> None:
@@ -120,8 +122,9 @@ class TritonPythonModel:
             LM_STEP_ROWS: stats.step_rows,
             KV_CACHE: memory.rows,
             PREFIX_CACHE: memory.prefixes,
+            MEMORY: self._memory.read(),
         }
-        ends = {(LM_ENDS, reason): count for reason, count in self._ends.copy().items()}
+        ends = {(LM_ENDS, reason): count for reason, count in dict(self._ends).items()}
         return {**{(name, ""): value for name, value in values.items()}, **ends}
 
     def _speech_request(self, feed: Feed, streamed: bool) -> SpeechRequest:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from cosytriton_ensemble import names
 from cosytriton_ensemble.errors import InputError
+from cosytriton_ensemble.metrics import FLOW_STATE
 from cosytriton_ensemble.models.concurrent import ConcurrentModel
+from cosytriton_ensemble.models.metrics import Readings
 from cosytriton_ensemble.models.requests import Sender
 from cosytriton_ensemble.models.sources import Inbox, Requests, StreamedSentences, StreamedText, TokenSource
 from cosytriton_ensemble.models.speaking import Speaker
@@ -29,6 +31,7 @@ class TritonPythonModel(ConcurrentModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         """Open the tokenizer, which streamed text needs here."""
+        self._flow: StreamingFlow | None = None  # the metrics are read at once
         super().initialize(args)
         self._inboxes: dict[str, Inbox] = {}
         self._lock = threading.Lock()
@@ -50,6 +53,10 @@ class TritonPythonModel(ConcurrentModel):
             threads=setting.number("intra_op_thread_count"),
             budget=setting.number("flow_state_mib") << 20,
         )
+
+    def readings(self) -> Readings:
+        """See `ConcurrentModel`."""
+        return {(FLOW_STATE, ""): self._flow.nbytes() if self._flow else 0}
 
     def begin(self, feed: Feed, sender: Sender) -> None:
         """Take a request, or a further piece of the text of an earlier one, in the order of arrival."""

@@ -279,7 +279,7 @@ def serving(repository: Path, log: Path, *options: str) -> Iterator[RunningServe
         str(Path(sys.executable).with_name("cosytriton")),
         "serve",
         f"--repository={repository}",
-        "--exit-timeout=10",  # Triton sometimes takes all of it
+        "--exit-timeout=10",
         *flags,
         *options,
     ]
@@ -296,3 +296,25 @@ def serving(repository: Path, log: Path, *options: str) -> Iterator[RunningServe
         except subprocess.TimeoutExpired:
             process.kill()
             raise
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a folder with `tls.crt`, `tls.key` and the `ca.crt` that signed them; needs openssl."""
+
+    def make(name: str = "localhost", usage: str = "serverAuth,clientAuth", days: int = 2) -> Path:
+        folder = tmp_path_factory.mktemp("tls")
+        # Elliptic curves: an RSA key takes seconds.
+        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-batch")
+        extensions = f"subjectAltName=DNS:{name}\nextendedKeyUsage={usage}\n"
+        (folder / "extensions").write_text(extensions)
+        for command in (
+            ("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=authority"),
+            ("req", *key, "-keyout", "tls.key", "-out", "request", "-subj", "/CN=server"),
+            ("x509", "-req", "-in", "request", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+             "-days", str(days), "-extfile", "extensions", "-out", "tls.crt"),
+        ):  # fmt: skip
+            subprocess.run(["openssl", *command], cwd=folder, check=True, capture_output=True)
+        return folder
+
+    return make

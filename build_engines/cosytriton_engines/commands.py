@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cosytriton_ensemble.cli import Command
-from cosytriton_ensemble.errors import CosytritonError
+from cosytriton_ensemble.errors import CosytritonError, InputError, RepositoryError
 from cosytriton_ensemble.profiles import FP32_GRAPH, PROFILES
 
 if TYPE_CHECKING:
     from cosytriton_engines.calibration.sets import CalibrationSet
+
+WAIT_SECONDS = 5  # between two looks for what another process builds
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +56,24 @@ def _table(made: CalibrationSet) -> str:
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repository", type=Path, default=Path("model_repository"))
     names = [profile.name for profile in PROFILES.values() if profile.graph != FP32_GRAPH]
-    parser.add_argument("--profile", nargs="+", choices=names, required=True, help="what to build")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--profile", nargs="+", choices=names, help="what to build")
+    what.add_argument("--key", action="store_true", help="print the key of this machine's engines, and end")
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="models to build (default: all)")
     parser.add_argument(
         "--calibration",
         type=Path,
         metavar="DIR",
         help="calibration set (default: made beside the repository)",
+    )
+    parser.add_argument(
+        "--engines",
+        type=Path,
+        metavar="DIR",
+        help="build in a copy, DIR/KEY/model_repository, for `serve --engines`",
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="with --engines: wait until another process has built it"
     )
     parser.add_argument("--graphs", action="store_true", help="graphs alone, no TensorRT plans: needs no GPU")
     parser.add_argument("--again", action="store_true", help="build what is there and fits, too")
@@ -74,6 +88,39 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(args: argparse.Namespace) -> int:
+    from cosytriton_ensemble.engine_store import begin_repository, engine_key
+
+    if args.key:
+        sys.stdout.write(f"{engine_key(args.repository)}\n")
+        return 0
+    if args.wait:
+        return _wait(args)
+    if args.engines is not None:
+        args.repository = begin_repository(args.repository, args.engines, engine_key(args.repository))
+    return _build_profiles(args)
+
+
+def _wait(args: argparse.Namespace) -> int:
+    """Return when the engines of every profile are there; whoever started this limits the time."""
+    from cosytriton_ensemble.engine_store import engine_key, engine_repository
+    from cosytriton_ensemble.repository import check_repository
+
+    if args.engines is None:
+        raise InputError("--wait needs --engines DIR, where another process builds.")
+    key, told = engine_key(args.repository), ""
+    while True:
+        try:
+            repository = engine_repository(args.engines, key)
+            for name in args.profile:
+                check_repository(repository, PROFILES[name])
+            return 0
+        except RepositoryError as error:
+            if told != (told := str(error)):
+                log.info("waiting: %s", error)
+            time.sleep(WAIT_SECONDS)
+
+
+def _build_profiles(args: argparse.Namespace) -> int:
     from cosytriton_engines.build import Build, check_models, models_of
     from cosytriton_engines.calibration.sets import make_set, open_set
     from cosytriton_engines.engine.builder import EngineOptions

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import random
+import time
 import uuid
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
 from cosytriton_client._answers import Speech, encoded_voice, whole_speech
 from cosytriton_client._audio import Audio
-from cosytriton_client._errors import ClientError, InvalidInputError
+from cosytriton_client._errors import (
+    ClientError,
+    ConnectError,
+    InvalidInputError,
+    NotReadyError,
+    OverloadedError,
+)
 from cosytriton_client._options import Options, option_tensors
 from cosytriton_client._transport import Request, Tensors, Timeout, Transport, transport_for
 from cosytriton_client._voice import EncodedVoice, Voice, VoiceCache
 from cosytriton_ensemble import names
+
+_PASSING = (ConnectError, NotReadyError, OverloadedError)  # another server, or the same one soon, may do it
+_PAUSE = 0.2  # seconds before the first repetition; doubled for each further one
+
+T = TypeVar("T")
 
 
 class Client:
@@ -26,7 +40,12 @@ class Client:
         url: `host:port` or `grpc://host:port` (gRPC), or `http://host:port`.
         timeout: the limits of every wait.
         cached_voices: how many encoded voices are kept (at most about 0.5 MB each).
+        retries: how often a request is sent again that ended with `ConnectError`, `NotReadyError` or
+            `OverloadedError` before any of its sound came; after 0.2 s, then 0.4 s, ... by up to half more.
+            A text that comes by pieces is not sent again.
         transport: another way to the server, for tests.
+        tls: folder with `ca.crt` of whoever signed the server's certificate (without the file, the system's
+            list counts), and with `tls.crt` and `tls.key` where the server wants to know its clients.
     """
 
     def __init__(
@@ -35,10 +54,13 @@ class Client:
         *,
         timeout: Timeout | None = None,
         cached_voices: int = 64,
+        retries: int = 0,
         transport: Transport | None = None,
+        tls: Path | None = None,
     ) -> None:
-        self._transport = transport or transport_for(url, timeout or Timeout())
+        self._transport = transport or transport_for(url, timeout or Timeout(), tls)
         self._voices = VoiceCache(cached_voices)
+        self._retries = retries
         self._closed = False
 
     def encode(self, voice: Voice) -> EncodedVoice:
@@ -107,18 +129,39 @@ class Client:
 
     def _whole(self, inputs: Tensors) -> Audio:
         with self._voices.forgotten_when_refused():
-            return whole_speech(self._transport.infer(_request("tts", inputs)))
+            return whole_speech(self._again(lambda: self._transport.infer(_request("tts", inputs))))
 
     def _chunks(
         self, inputs: Tensors, further: Iterable[Tensors] | None = None
     ) -> Generator[Audio, None, None]:
         self._check_open()
         speech = Speech()
-        answers = self._transport.stream(_request("tts_stream", inputs), further)
-        with self._voices.forgotten_when_refused(), closing(answers):
+        with self._voices.forgotten_when_refused(), closing(self._answers(inputs, further)) as answers:
             for tensors in answers:
                 yield speech.chunk(tensors)
         speech.check_whole()
+
+    def _answers(self, inputs: Tensors, further: Iterable[Tensors] | None) -> Generator[Tensors, None, None]:
+        """Those of a stream, which is sent again as long as it has no first one."""
+
+        def begun() -> tuple[Tensors | None, Generator[Tensors, None, None]]:
+            answers = self._transport.stream(_request("tts_stream", inputs), further)
+            return next(answers, None), answers
+
+        first, answers = self._again(begun) if further is None else begun()
+        with closing(answers):
+            if first is not None:
+                yield first
+                yield from answers
+
+    def _again(self, send: Callable[[], T]) -> T:
+        """The answer of `send`, which is called anew where that may help."""
+        for repetition in range(self._retries):
+            try:
+                return send()
+            except _PASSING:
+                time.sleep(_PAUSE * 2**repetition * random.uniform(1, 1.5))
+        return send()
 
     def _words(self, text: str | None, voice: Voice | str, options: Options) -> dict[str, Any]:
         """The inputs of a text to speak; None: it comes by pieces."""
@@ -144,7 +187,7 @@ class Client:
     def _encode(self, voice: Voice) -> EncodedVoice:
         rate = np.array([[voice.sample_rate]], np.int32)
         inputs = {names.AUDIO: voice.audio[None], names.SAMPLE_RATE: rate}
-        return encoded_voice(self._transport.infer(_request("voice_encoder", inputs)))
+        return encoded_voice(self._again(lambda: self._transport.infer(_request("voice_encoder", inputs))))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,9 +23,12 @@ from cosytriton_ensemble.protocol import (
     request_message,
     response_tensors,
 )
+from cosytriton_ensemble.tls import open_channel
 
 _OPTIONS = [
     *UNLIMITED,
+    # A name with several addresses, such as a headless Service: they take turns, instead of one taking all.
+    ("grpc.lb_policy_name", "round_robin"),
     # Finds out that the other side is gone, which a quiet connection does not tell.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -34,11 +38,11 @@ _OPTIONS = [
 class GrpcTransport:
     """One channel, over which any number of unary and streamed calls go side by side."""
 
-    def __init__(self, host: str, port: int, timeout: Timeout) -> None:
+    def __init__(self, host: str, port: int, timeout: Timeout, tls: Path | None = None) -> None:
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._url = f"grpc://{target}"
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(target, _OPTIONS)
+        self._channel = open_channel(target, tls, _OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._reached = False
 

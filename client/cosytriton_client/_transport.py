@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -63,13 +64,18 @@ class Transport(Protocol):
         ...
 
 
-def transport_for(url: str, timeout: Timeout) -> Transport:
-    """The transport that the URL names: `grpc://host:port`, `http://host:port`, or `host:port` for gRPC."""
+def transport_for(url: str, timeout: Timeout, tls: Path | None = None) -> Transport:
+    """The transport that the URL names: `grpc://host:port`, `http://host:port`, or `host:port` for gRPC.
+
+    `tls`: the folder with `ca.crt`, and with `tls.crt` and `tls.key` of a client that must show itself.
+    """
     scheme, host, port = _parsed(url)
     if scheme == "grpc":
         from cosytriton_client._grpc import GrpcTransport
 
-        return GrpcTransport(host, port, timeout)
+        return GrpcTransport(host, port, timeout, tls)
+    if tls is not None:
+        raise InvalidInputError(f"TLS to {url!r}: Triton has it for gRPC alone; give 'grpc://host:port'.")
     from cosytriton_client._http import HttpTransport
 
     return HttpTransport(host, port, timeout)

@@ -41,6 +41,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default="localhost:8001",
         help="host:port for gRPC or http://host:port (default: %(default)s)",
     )
+    parser.add_argument(
+        "--tls", type=Path, metavar="DIR", help="gRPC with TLS: ca.crt, tls.crt, tls.key in DIR"
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -51,7 +54,7 @@ def _run(args: argparse.Namespace) -> int:
     path = Path(args.voice)
     recorded = path.is_file() or path.suffix.lower() in AUDIO_SUFFIXES
     voice = Voice.from_wav(path, args.transcript) if recorded else args.voice
-    with Client(args.url) as client:
+    with Client(args.url, tls=args.tls) as client:
         if isinstance(voice, Voice):
             client.encode(voice)  # once for each voice, so it is no part of the figures
         start = time.perf_counter()

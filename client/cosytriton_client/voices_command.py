@@ -26,6 +26,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--voices", type=Path, default=default, help="folder (default: %(default)s)")
     parser.add_argument("--replace", action="store_true", help="overwrite the voice of this name")
     parser.add_argument("--url", default="localhost:8001", help="server that encodes the audio")
+    parser.add_argument("--tls", type=Path, metavar="DIR", help="gRPC with TLS: its files are in DIR")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -51,7 +52,7 @@ def _add(args: argparse.Namespace) -> int:
     voice = Voice.from_wav(args.audio, args.transcript)
     for warning in reference_warnings(voice.audio, voice.sample_rate):
         log.warning("%s: %s", args.audio, warning)
-    with Client(args.url) as client:
+    with Client(args.url, tls=args.tls) as client:
         encoded = client.encode(voice)
     feed = {name: array[0] for name, array in encoded.tensors().items()}
     stored = replace(ensemble.Voice.from_feed(feed), transcript=args.transcript.strip())

@@ -16,7 +16,14 @@ from pathlib import Path
 
 from cosytriton_ensemble.errors import RepositoryError
 from cosytriton_ensemble.families import COSYVOICE1, COSYVOICE2, FAMILIES, Family, family_named
-from cosytriton_ensemble.manifest import VERSION, Manifest, check_artifact, how_to_make, identity_of
+from cosytriton_ensemble.manifest import (
+    VERSION,
+    Manifest,
+    check_artifact,
+    how_to_make,
+    identity_of,
+    manifest_path,
+)
 from cosytriton_ensemble.pipeline import Pipeline, pipeline_of
 from cosytriton_ensemble.profiles import CPU, PROFILES, Profile
 from cosytriton_ensemble.spec import Stage
@@ -82,6 +89,34 @@ def check_repository(repository: Path, profile: Profile = CPU) -> None:
     _check_unity(repository, _artifact_paths(repository, CPU, family))
     for path in served:
         check_artifact(path)
+
+
+def check_skeleton(repository: Path) -> None:
+    """Refuse configurations and code that this version does not write so; RepositoryError names the file."""
+    family = family_of(repository)
+    for name, text in skeleton(family).items():
+        path = repository / name
+        if not path.name.startswith(".") and path.read_text(encoding="utf-8") != text:
+            raise RepositoryError(
+                f"{path} is not what this version writes. If it was changed on purpose, serve without "
+                f"--verify; else run `cosytriton repository {repository} --family {family.name}`."
+            )
+
+
+def exported_files(repository: Path) -> list[Path]:
+    """What tells one export from another: the manifests of its artifacts, its configurations and code."""
+    family = family_of(repository)
+    manifests = [manifest_path(path) for path in _artifact_paths(repository, CPU, family)]
+    return manifests + [repository / name for name in sorted(skeleton(family))]
+
+
+def native_manifests(repository: Path, profile: Profile) -> list[Manifest]:
+    """Those of what Triton's own backends serve."""
+    stages = pipeline_of(family_of(repository)).native_stages
+    return [
+        Manifest.read(version_directory(repository, stage.name) / profile.artifact_of(stage))
+        for stage in stages
+    ]
 
 
 def _check_artifacts(repository: Path, profile: Profile, family: Family) -> list[Path]:

@@ -1,13 +1,10 @@
-"""The embedded tritonserver as a child process: its command line, its start, its end.
-
-The binary comes from the wheel `nvidia-pytriton`. Its Python backend and this package's `onnxruntime`
-stand-in are copied into a temporary backend directory: Triton refuses links that lead out of it.
-"""
+"""tritonserver as a child process: its command line, its start, its end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,61 +15,135 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import psutil
 
-from cosytriton_ensemble.errors import ServerError
-from cosytriton_ensemble.facts import stub_libraries, stub_of, triton_folder
+from cosytriton_ensemble.errors import InputError, ServerError
+from cosytriton_ensemble.installation import Installation
 from cosytriton_ensemble.machine import Machine
-from cosytriton_ensemble.metrics import ACTIVE_REQUESTS, read_metric
-from cosytriton_ensemble.names import PRECEDENCE_VARIABLE, THREADS_VARIABLE, VOICES_VARIABLE
+from cosytriton_ensemble.metrics import ACTIVE_REQUESTS, ACTIVE_SLOTS, read_metric
+from cosytriton_ensemble.names import (
+    DRAIN_VARIABLE,
+    LM_VARIABLE,
+    LOOPBACK_VARIABLE,
+    PRECEDENCE_VARIABLE,
+    THREADS_VARIABLE,
+    TLS_VARIABLE,
+    VOICES_VARIABLE,
+)
+from cosytriton_ensemble.pipeline import pipeline_of
 from cosytriton_ensemble.profiles import CPU, PROFILES, Profile, profile_named
-from cosytriton_ensemble.repository import check_repository
+from cosytriton_ensemble.repository import check_repository, family_of, native_manifests
+from cosytriton_ensemble.tls import Tls
 
 SHARED_MEMORY = Path("/dev/shm")
 CACHE_BYTES = 256 << 20  # Triton's response cache for the voice stages
 DRAIN_PERIOD = 0.2  # seconds between two looks at the requests in flight
+UNLOAD_SECONDS = 8  # for Triton to end once nothing is spoken; 24.10 sometimes hangs there
 # glibc gives large blocks back at once, instead of keeping what the busiest moment took.
 GLIBC_RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}  # bytes
 LOG_LEVELS = {"error": 0, "warning": 1, "info": 2, "verbose": 3}
-LOOPBACK_VARIABLE = "COSYTRITON_GRPC_URL"  # tells models where their own server listens
-STAND_INS = Path(__file__).parent / "backends"  # of the C++ backends that the embedded server lacks
+EVERYWHERE = ("0.0.0.0", "::")  # addresses to listen on, not to call
+ADMIN_HEADER = "admin-key"  # gRPC: triton-grpc-protocol-admin-key
+ADMIN_PROTOCOLS = "model-repository,shared-memory,logging,trace"
+ADMIN_KEY = re.compile(r"[A-Za-z0-9_.-]{16,}")  # what both headers and Triton's own flag carry unchanged
+Part = Literal["all", "lm", "sound"]
+"""What a server loads: everything, the language model alone, or everything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How the server runs; `profile` is the name of one of `profiles.PROFILES`."""
+    """How the server runs.
+
+    Attributes:
+        repository: the model repository.
+        profile: the name of one of `profiles.PROFILES`.
+        host, http_host, metrics_host: addresses to listen on, of metrics `host` if None. HTTP has its own
+            because deeply nested JSON can crash Triton.
+        grpc_port, http_port, metrics_port: ports there.
+        log_level: a key of `LOG_LEVELS`.
+        exit_timeout: seconds that requests in flight get when the server stops.
+        threads: of each graph; 0: every core.
+        voices: folder of enrolled voices; `voices` beside the repository if None.
+        tls: of gRPC.
+        admin_key: file with the key that changes of the server need.
+        trace: settings of Triton's `--trace-config`.
+        part: what is loaded.
+        lm_url: `host:port` of the server of the language model, for the part "sound".
+
+    """
 
     repository: Path
     profile: str = CPU.name
-    host: str = "127.0.0.1"  # of gRPC and metrics
-    http_host: str = "127.0.0.1"  # apart: deeply nested JSON over HTTP can crash Triton
+    host: str = "127.0.0.1"
+    http_host: str = "127.0.0.1"
+    metrics_host: str | None = None
     grpc_port: int = 8001
     http_port: int = 8000
     metrics_port: int = 8002
     log_level: str = "error"
-    exit_timeout: int = 30  # seconds that requests in flight get when the server stops
-    threads: int = 0  # of each graph; 0: every core
-    voices: Path | None = None  # folder of enrolled voices; `voices` beside the repository if None
+    exit_timeout: int = 30
+    threads: int = 0
+    voices: Path | None = None
+    tls: Tls | None = None
+    admin_key: Path | None = None
+    trace: tuple[str, ...] = ()
+    part: Part = "all"
+    lm_url: str | None = None
+
+    @property
+    def own_host(self) -> str:
+        """The name under which the server's own models and checks call it; certificates know no 127.0.0.1."""
+        here = self.host in (*EVERYWHERE, "127.0.0.1")
+        return self.host if not here else "localhost" if self.tls else "127.0.0.1"
 
     @property
     def grpc_url(self) -> str:
-        """Where the server's own checks reach it."""
-        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
-        return f"{host}:{self.grpc_port}"
+        """Where the server's own models and checks reach it."""
+        return f"{self.own_host}:{self.grpc_port}"
 
     @property
     def metrics_url(self) -> str:
         """Where the server's metrics are read."""
-        return f"http://{self.grpc_url.rsplit(':', 1)[0]}:{self.metrics_port}"
+        host = self.metrics_host or self.host
+        return f"http://{'127.0.0.1' if host in EVERYWHERE else host}:{self.metrics_port}"
 
-    def ports(self) -> dict[str, int]:
-        """Every port by the flag that sets it."""
+    def ports(self) -> dict[str, tuple[str, int]]:
+        """Every address and port by the flag that sets the port."""
         return {
-            "--grpc-port": self.grpc_port,
-            "--http-port": self.http_port,
-            "--metrics-port": self.metrics_port,
+            "--grpc-port": (self.host, self.grpc_port),
+            "--http-port": (self.http_host, self.http_port),
+            "--metrics-port": (self.metrics_host or self.host, self.metrics_port),
         }
+
+    def flags(self) -> list[str]:
+        """Those of tritonserver that these options alone decide."""
+        level = LOG_LEVELS[self.log_level]
+        return [
+            *(f"{flag}={port}" for flag, (_, port) in self.ports().items()),
+            f"--grpc-address={self.host}",
+            f"--http-address={self.http_host}",
+            f"--metrics-address={self.metrics_host or self.host}",
+            f"--exit-timeout-secs={self.exit_timeout}",
+            f"--log-warning={level >= LOG_LEVELS['warning']}",
+            f"--log-info={level >= LOG_LEVELS['info']}",
+            f"--log-verbose={int(level >= LOG_LEVELS['verbose'])}",
+            *(self.tls.flags() if self.tls else ()),
+            *(f"--trace-config={setting}" for setting in self.trace),
+            *(_restrictions(self.admin_key) if self.admin_key else ()),
+        ]
+
+    def variables(self) -> dict[str, str]:
+        """The environment in which its models find one another, and the voices."""
+        given = {
+            LOOPBACK_VARIABLE: self.grpc_url,
+            LM_VARIABLE: self.lm_url,
+            TLS_VARIABLE: self.tls and self.tls.folder.resolve(),
+            VOICES_VARIABLE: self.voices and self.voices.resolve(),
+            THREADS_VARIABLE: self.threads,
+        }
+        return {name: str(value) for name, value in given.items() if value is not None}
 
 
 class TritonServer:
@@ -81,7 +152,14 @@ class TritonServer:
     def __init__(self, options: ServerOptions) -> None:
         profile = profile_named(options.profile)
         check_repository(options.repository, profile)
-        _check_means(profile)
+        self._triton = Installation.here()
+        _check_means(profile, self._triton)
+        self._native = native_manifests(options.repository, profile)
+        _check_part(options)
+        if profile.plan is None:
+            self._triton.check_opset(max(manifest.opset or 0 for manifest in self._native))
+        if options.tls is not None:
+            options.tls.check(options.own_host)
         self.options = options
         self._folder = Path(tempfile.mkdtemp(prefix="cosytriton-"))
         self._shared_memory = f"{self._folder.name}_"
@@ -89,13 +167,14 @@ class TritonServer:
         self._precedence = None if profile.gpu else self._folder / "precedence"
         if self._precedence:
             self._precedence.touch()
-        _lay_out_backends(self._folder / "backends")
+        self._stopping = self._folder / "stopping"  # is there when no new speech may begin
+        self._backends = self._triton.backends(self._folder)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process; it is not ready yet. ServerError when a port is taken."""
-        for flag, port in self.options.ports().items():
-            _check_port(self.options.host, port, flag)
+        for flag, (host, port) in self.options.ports().items():
+            _check_port(host, port, flag)
         # A session of its own: Ctrl-C reaches this process alone, which then lets requests finish.
         self._process = subprocess.Popen(self._command(), env=self._environment(), start_new_session=True)
 
@@ -118,15 +197,25 @@ class TritonServer:
             self._drain()
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(self.options.exit_timeout + 5)
+                self._process.wait(UNLOAD_SECONDS)
         self.kill()
 
     def _drain(self) -> None:
-        """Wait for speech in progress: a stopping Triton refuses the models' calls to one another."""
+        """Let no new speech begin, and wait for what is in progress.
+
+        Its models still call one another, which a stopping Triton would refuse.
+        """
+        self._stopping.touch()
         deadline = time.monotonic() + self.options.exit_timeout
         with contextlib.suppress(OSError):
-            while time.monotonic() < deadline and read_metric(self.options.metrics_url, ACTIVE_REQUESTS):
+            busy = True  # what has just begun does not show yet
+            while busy and time.monotonic() < deadline:
                 time.sleep(DRAIN_PERIOD)
+                busy = self._busy()
+
+    def _busy(self) -> bool:
+        """Whether speech is made here, for clients or, of a language model alone, for another server."""
+        return any(read_metric(self.options.metrics_url, name) for name in (ACTIVE_REQUESTS, ACTIVE_SLOTS))
 
     def kill(self) -> None:
         """End the process and its models at once; their clients get a broken connection, not a hang."""
@@ -154,80 +243,76 @@ class TritonServer:
 
     def _environment(self) -> dict[str, str]:
         """Models import from this interpreter's environment; the copied stub finds its libraries by path."""
-        libraries = stub_libraries(_triton_folder())
-        found = {"PATH": Path(sys.executable).parent, "LD_LIBRARY_PATH": libraries}
-        paths = {name: f"{first}:{os.environ.get(name, '')}" for name, first in found.items()}
-        own = {LOOPBACK_VARIABLE: self.options.grpc_url, **GLIBC_RETURNS_MEMORY}
-        own[THREADS_VARIABLE] = str(self.options.threads)
+        first = {"PATH": str(Path(sys.executable).parent), "LD_LIBRARY_PATH": self._triton.libraries}
+        paths = {name: ":".join(filter(None, (path, os.environ.get(name)))) for name, path in first.items()}
+        own = self.options.variables() | GLIBC_RETURNS_MEMORY | {DRAIN_VARIABLE: str(self._stopping)}
         if self._precedence is not None:
             own[PRECEDENCE_VARIABLE] = str(self._precedence)
         own["NUMPY_MADVISE_HUGEPAGE"] = "0"  # memory that is reserved and not used stays unused
-        if self.options.voices is not None:
-            own[VOICES_VARIABLE] = str(self.options.voices.resolve())
         return os.environ | paths | own
 
     def _command(self) -> list[str]:
-        options, triton = self.options, _triton_folder()
-        level = LOG_LEVELS[options.log_level]
+        options, triton = self.options, self._triton.folder
         command = [
             str(triton / "bin" / "tritonserver"),
             f"--model-repository={options.repository.resolve()}",
-            f"--backend-directory={self._folder / 'backends'}",
+            f"--backend-directory={self._backends}",
             f"--cache-directory={triton / 'caches'}",
             f"--repoagent-directory={self._folder}",
             f"--cache-config=local,size={CACHE_BYTES}",
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
-            f"--http-address={options.http_host}",
-            f"--grpc-address={options.host}",
-            f"--metrics-address={options.host}",
-            *(f"{flag}={port}" for flag, port in options.ports().items()),
-            f"--exit-timeout-secs={options.exit_timeout}",
-            f"--log-warning={level >= LOG_LEVELS['warning']}",
-            f"--log-info={level >= LOG_LEVELS['info']}",
-            f"--log-verbose={int(level >= LOG_LEVELS['verbose'])}",
-            "--allow-gpu-metrics=false",
+            f"--allow-gpu-metrics={PROFILES[options.profile].gpu}",
+            *options.flags(),
+            *_loads(options),
         ]
         if options.profile != CPU.name:
             command.append(f"--model-config-name={options.profile}")
+        if any(manifest.portable for manifest in self._native):
+            command.append("--backend-config=tensorrt,version-compatible=true")
         return command
 
 
-def _triton_folder() -> Path:
-    folder = triton_folder()
-    if folder is None:
-        raise ServerError(
-            "The embedded tritonserver is not installed. Run `pip install 'cosytriton[serve]'`, "
-            "or serve the repository with the Triton container."
+def _loads(options: ServerOptions) -> list[str]:
+    """The flags that name the models of a part."""
+    pipeline = pipeline_of(family_of(options.repository))
+    models = (*pipeline.native_stages, *pipeline.python_stages, *pipeline.ensembles)
+    names = {model.name for model in models if (model is pipeline.speech_lm) == (options.part == "lm")}
+    flags = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in sorted(names))]
+    return flags if options.part != "all" else []
+
+
+def _restrictions(file: Path) -> list[str]:
+    """The flags that keep whoever lacks the key from changing the server; InputError for a weak one."""
+    key = file.read_text(encoding="utf-8").strip()
+    if not ADMIN_KEY.fullmatch(key):
+        raise InputError(
+            f"{file} holds no admin key: give at least 16 letters, digits, underscores, dots or hyphens, "
+            "as `openssl rand -hex 32` does."
         )
-    return folder
+    names = ("grpc-restricted-protocol", "http-restricted-api")
+    return [f"--{name}={ADMIN_PROTOCOLS}:{ADMIN_HEADER}={key}" for name in names]
 
 
-def _lay_out_backends(backends: Path) -> None:
-    triton = _triton_folder()
-    stub = stub_of(triton)
-    if not stub.is_file():
-        raise ServerError(
-            f"The embedded tritonserver has no Python stub for Python {stub.parent.name}; use Python 3.11."
+def _check_part(options: ServerOptions) -> None:
+    if (options.part == "sound") != (options.lm_url is not None):
+        raise InputError(
+            f"The part {options.part!r} with --lm-url={options.lm_url}: the part `sound`, and it alone, "
+            "needs --lm-url HOST:PORT, where a server with --part=lm listens."
         )
-    python = backends / "python"
-    python.mkdir(parents=True)
-    for source in (*(triton / "backends" / "python").glob("*.*"), stub):
-        shutil.copy2(source, python)
-    shutil.copytree(STAND_INS, backends, dirs_exist_ok=True)
 
 
-def _check_means(profile: Profile) -> None:
-    """Refuse what this machine or the embedded server has not."""
+def _check_means(profile: Profile, triton: Installation) -> None:
+    """Refuse what this machine or its Triton has not."""
     if profile.gpu and Machine.here().gpu is None:
         others = " or ".join(other.name for other in PROFILES.values() if not other.gpu)
         raise ServerError(
             f"The profile {profile.name} needs a GPU, and this machine has none. Serve --profile {others}."
         )
-    if not (STAND_INS / profile.backend).is_dir():
+    if not triton.has(profile.backend):
         raise ServerError(
-            f"The profile {profile.name} needs Triton's backend `{profile.backend}`, which the embedded "
-            "server does not have. Serve the repository with the Triton container and "
-            f"--model-config-name={profile.name}, or choose a profile of ONNX Runtime."
+            f"The profile {profile.name} needs Triton's backend `{profile.backend}`, which the Triton in "
+            f"{triton.folder} does not have. Serve in NVIDIA's Triton container, or choose a profile of ONNX "
+            "Runtime."
         )
 
 

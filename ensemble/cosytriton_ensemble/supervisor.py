@@ -14,9 +14,9 @@ from cosytriton_ensemble.server import ServerOptions, TritonServer
 log = logging.getLogger(__name__)
 
 START_SECONDS = 900  # a full-size checkpoint on a slow disk
-READY_SECONDS = 300  # one answer of the readiness check; full-size FP32 on a laptop speaks slowly
+READY_SECONDS = 300  # the readiness check; full-size FP32 on a laptop speaks slowly
 LIVENESS_PERIOD = 20  # seconds between two cheap inferences through every model
-LIVENESS_SECONDS = 60  # one answer of the liveness check; under load it queues behind a batch of speech
+LIVENESS_SECONDS = 60  # the liveness check; under load it queues behind a batch of speech
 WATCH_PERIOD = 0.5  # seconds between two looks at the processes
 MAX_RESTARTS = 5  # in a row, without once becoming ready
 
@@ -28,8 +28,11 @@ class Supervisor:
         self._options = options
         self._on_ready = on_ready
         self._stop = threading.Event()
-        self._check = HealthCheck(options.grpc_url, LIVENESS_SECONDS)
-        self._ready_check = HealthCheck(options.grpc_url, READY_SECONDS)
+        tls = options.tls.folder if options.tls else None
+        self._check = HealthCheck(options.grpc_url, LIVENESS_SECONDS, tls)
+        self._ready_check = HealthCheck(options.grpc_url, READY_SECONDS, tls)
+        # Beside a language model in another server, which may come later, every failure is one of these.
+        self._not_yet = NotReadyYet if options.lm_url is None else ServerError
         self._models: set[int] = set()  # process ids of the models of the server that became ready
 
     def stop(self) -> None:
@@ -65,7 +68,7 @@ class Supervisor:
             try:
                 version = self._check.server_version()
                 self._ready_check.ready()
-            except NotReadyYet:
+            except self._not_yet:
                 continue
             self._models = server.model_processes()
             self._on_ready(version)

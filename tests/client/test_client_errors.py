@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import queue
 import re
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -104,3 +105,8 @@ def test_every_error_is_public() -> None:
         n for n, c in vars(_errors).items() if isinstance(c, type) and issubclass(c, _errors.ClientError)
     }
     assert errors <= set(cosytriton_client.__all__)
+
+
+def test_tls_is_for_grpc_alone(tmp_path: Path) -> None:
+    with pytest.raises(cosytriton_client.InvalidInputError, match="gRPC alone"):
+        cosytriton_client.Client("http://localhost:8000", tls=tmp_path)

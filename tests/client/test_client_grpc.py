@@ -104,15 +104,39 @@ def servicer(transport: Any) -> Servicer:
     return Servicer({"voice_encoder": transport.voice, "tts": transport.whole, "chunks": transport.chunks})
 
 
-@pytest.fixture
-def client(servicer: Servicer) -> Iterator[Client]:
+@contextlib.contextmanager
+def listening(servicer: Servicer) -> Iterator[int]:
+    """The port of a server."""
     server = grpc.server(ThreadPoolExecutor(8))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    with Client(f"127.0.0.1:{port}", timeout=Timeout(request=0.3, chunk=0.3)) as client:
-        yield client
+    yield port
     server.stop(0).wait()
+
+
+@pytest.fixture
+def client(servicer: Servicer) -> Iterator[Client]:
+    with (
+        listening(servicer) as port,
+        Client(f"127.0.0.1:{port}", timeout=Timeout(request=0.3, chunk=0.3)) as client,
+    ):
+        yield client
+
+
+def test_the_addresses_of_a_name_take_turns(
+    servicer: Servicer, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Servicer(servicer.answers)
+    channel = grpc.insecure_channel
+    with listening(servicer) as first, listening(other) as second:
+        addresses = f"ipv4:127.0.0.1:{first},127.0.0.1:{second}"  # as a headless Service's name has
+        monkeypatch.setattr(grpc, "insecure_channel", lambda _, options: channel(addresses, options))
+        with Client("speech-headless:8001") as client:
+            for _ in range(20):
+                list(client.stream("Hello.", voice))
+    assert 9 <= len(servicer.ids) <= 11
+    assert len(servicer.ids) + len(other.ids) == 20
 
 
 def test_unary(client: Client, voice: Voice, transport: Any) -> None:

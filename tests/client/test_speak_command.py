@@ -24,7 +24,7 @@ def speak(
     """Runs the command in a folder with `ref.wav`; what it would ask a server is in `transport`."""
     cosytriton_client.Audio(samples, 0, 16_000).save(tmp_path / "ref.wav")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cosytriton_client, "Client", lambda url: Client(url, transport=transport))
+    monkeypatch.setattr(cosytriton_client, "Client", lambda url, **_: Client(url, transport=transport))
 
     def run(*words: Any) -> int:
         parser = argparse.ArgumentParser()

@@ -1,4 +1,4 @@
-"""One model asks another, over the server's own gRPC port.
+"""One model asks another, over the server's own gRPC port; the language model may be in another server.
 
 Not by Triton's BLS calls: in 24.10 they build the responses' arrays without the interpreter's lock, which
 corrupts the memory of a model that works on several requests, and a call cannot be cancelled.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -16,23 +17,27 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cosytriton_ensemble.errors import CosytritonError, GenerationError
+from cosytriton_ensemble.names import LM_VARIABLE, LOOPBACK_VARIABLE, TLS_VARIABLE
 from cosytriton_ensemble.protocol import UNLIMITED, Stream, error_from_text, request_message, response_tensors
-from cosytriton_ensemble.server import LOOPBACK_VARIABLE
 from cosytriton_ensemble.spec import Feed, Stage
+from cosytriton_ensemble.tls import open_channel
 
 
 class Loopback:
-    """A channel to the server in which this model runs; feeds have no batch dimension."""
+    """Channels to this model's own server and to that of `speech_lm`; feeds have no batch dimension."""
 
     def __init__(self) -> None:
-        url = os.environ.get(LOOPBACK_VARIABLE, "localhost:8001")
-        self._channel = grpc.insecure_channel(url, UNLIMITED)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        own = os.environ.get(LOOPBACK_VARIABLE, "localhost:8001")
+        tls = Path(folder) if (folder := os.environ.get(TLS_VARIABLE)) else None
+        urls = (own, os.environ.get(LM_VARIABLE, own))
+        self._channels = [open_channel(url, tls, UNLIMITED) for url in urls]
+        self._stub, self._streaming = map(service_pb2_grpc.GRPCInferenceServiceStub, self._channels)
         self._gathers: dict[str, bool] = {}
 
     def close(self) -> None:
-        """End the connection; to be called from `finalize`."""
-        self._channel.close()
+        """End the connections; to be called from `finalize`."""
+        for channel in self._channels:
+            channel.close()
 
     def gathers(self, stage: Stage) -> bool:
         """Whether the server puts requests to a stage into one batch: then their shapes must agree."""
@@ -56,8 +61,8 @@ class Loopback:
             raise _error(stage, error.details()) from None
 
     def stream(self, stage: Stage, feed: Feed) -> Responses:
-        """Ask a decoupled model."""
-        return Responses(stage, Stream(self._stub, _message(stage, feed)))
+        """Ask `speech_lm`, the one decoupled model that others ask."""
+        return Responses(stage, Stream(self._streaming, _message(stage, feed)))
 
 
 class Responses:

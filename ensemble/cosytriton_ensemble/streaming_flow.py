@@ -30,11 +30,10 @@ from cosytriton_ensemble.pipeline import pipeline_of
 from cosytriton_ensemble.profiles import Device
 from cosytriton_ensemble.spec import Array, Feed
 from cosytriton_ensemble.streaming import FlowCall
-from cosytriton_ensemble.turns import Precedence, Turns
+from cosytriton_ensemble.turns import Turns
 
 ATTENTION, CONVOLUTION, OUT = "attention_state", "convolution_state", "_out"
 TOKEN_END = "token_end"  # tokens, prompt included, that get frames; those behind them are heard alone
-PART_BLOCKS = 2  # blocks of a chunk that are computed in one go: what an urgent stream waits for at most
 _PROMPT = (names.PROMPT_TOKENS, names.PROMPT_TOKEN_COUNT, names.PROMPT_MEL, names.SPEAKER_EMBEDDING)
 
 
@@ -58,20 +57,12 @@ class StreamingFlow:
         session: A session with an exported streaming flow.
         family: The model's family.
         budget: Bytes that all states may take together.
-        precedence: When other processes of the server go first.
 
     """
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        family: Family,
-        budget: int,
-        precedence: Precedence | None = None,
-    ) -> None:
+    def __init__(self, session: ort.InferenceSession, family: Family, budget: int) -> None:
         self.family, self._session, self._turns = family, session, Turns()
         self._run_options = shrinking("cpu:0" if session.get_providers()[0].startswith("CPU") else "")
-        self._precedence = precedence or Precedence(None)
         inputs = {value.name: value for value in session.get_inputs()}
         # A layer's frame, [steps, 2, width]; 8 bits where the layer reads no more.
         self._layers = {
@@ -90,8 +81,7 @@ class StreamingFlow:
     @classmethod
     def open(cls, path: Path, family: Family, *, device: Device, threads: int, budget: int) -> Self:
         """Load a graph; `threads` = 0 takes every core."""
-        session = open_session(path, session_options(threads), device)
-        return cls(session, family, budget, Precedence.here())
+        return cls(open_session(path, session_options(threads), device), family, budget)
 
     def stream(self, voice: Feed) -> FlowStream:
         """Begin a piece of speech; `voice` has the tensors of `Voice.feed`."""
@@ -112,18 +102,9 @@ class StreamingFlow:
         """Compute the mel [n, mel bins] of the frames behind the state, up to the frame of token `end`.
 
         They become part of the state. Without one it is computed from the beginning, by one stream at a time.
-        Between two parts of a long chunk others get their turn.
         """
-        if state is None:
-            with self._turns.take(urgent):
-                return self._run(feed, self._empty(self.family.frames(end)), end)
-        part = PART_BLOCKS * self.family.hop_tokens
-        begun = state.frames // self.family.frames(1)  # tokens
-        parts = []
-        for part_end in (*range(begun + part, end, part), end):
-            with self._precedence.turn(urgent), self._turns.take(urgent):
-                parts.append(self._run(feed, state, part_end))
-        return np.concatenate(parts)
+        with self._turns.take(urgent):
+            return self._run(feed, state or self._empty(self.family.frames(end)), end)
 
     def reserve(self, frames: int) -> bool:
         """Take the memory of so many frames from the budget, also of prompts; False if it is not there."""

@@ -19,7 +19,7 @@ from cosytriton_ensemble.families import COSYVOICE2
 from cosytriton_ensemble.pipeline import MEL_BINS
 from cosytriton_ensemble.spec import Array, Feed
 from cosytriton_ensemble.streaming import FlowCall, GridChunks
-from cosytriton_ensemble.streaming_flow import PART_BLOCKS, StreamingFlow
+from cosytriton_ensemble.streaming_flow import StreamingFlow
 from cosytriton_ensemble.voice import Voice
 
 GRAPH = """
@@ -142,12 +142,6 @@ def test_each_frame_is_computed_once_and_the_prompts_blocks_once_for_all_streams
     session.frames.clear()
     speak(flow, voice(75), tokens)
     assert sum(session.frames) == 2 * (75 + 200) - 100
-
-
-def test_an_urgent_stream_waits_for_a_part_of_a_long_chunk_at_most(session: Counting) -> None:
-    flow = StreamingFlow(session, COSYVOICE2, PLENTY)
-    speak(flow, voice(75), list(ids(333)))  # its later chunks have 200 frames
-    assert max(session.frames) == PART_BLOCKS * COSYVOICE2.frames(COSYVOICE2.hop_tokens)
 
 
 def test_a_hit_changes_no_sample(session: Counting) -> None:

@@ -18,7 +18,7 @@ from cosytriton_ensemble.metrics import LM_STEP_ROWS, LM_STEPS, SLOTS
 from cosytriton_loadtests.errors import LoadTestError
 from cosytriton_loadtests.planner.replica import Speech
 from cosytriton_loadtests.planner.simulation import simulate
-from cosytriton_loadtests.planner.stage_times import Cost, StageTimes, parts
+from cosytriton_loadtests.planner.stage_times import PAST, Cost, StageTimes
 from cosytriton_loadtests.run_folder import RunFolder
 from cosytriton_loadtests.samples import Sample
 from cosytriton_loadtests.server_figures import COMPUTE
@@ -170,14 +170,14 @@ class _Windows:
         )
 
     def _streamed(self) -> tuple[Counts, Counts]:
-        """Parts of chunks of the flow with a state, and their tokens; one behind them counts `PAST`."""
+        """Chunks of the flow with a state, and their tokens; one behind them counts `PAST`."""
         times, amounts, rate = [], [], self._family.token_rate
         for sample in filter(self._keeps_state, self._samples):
             said = self._prompt
             for chunk in sample.chunks:
-                for amount in parts(tokens := round(chunk.seconds * rate), said, self._family):
-                    times.append(chunk.at)
-                    amounts.append(amount)
+                tokens = round(chunk.seconds * rate)
+                times.append(chunk.at)
+                amounts.append(tokens + PAST * said)
                 said += tokens
         return self._count(times), self._count(times, amounts)
 

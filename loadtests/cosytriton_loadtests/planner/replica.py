@@ -13,7 +13,7 @@ from cosytriton_ensemble.spec import Feed
 from cosytriton_ensemble.streaming import Chunks, FlowCall, GridChunks, chunks_of
 from cosytriton_loadtests.planner.cores import Cores, Precedence, Process
 from cosytriton_loadtests.planner.in_flight import Generation, InFlightBatch, QueueFull
-from cosytriton_loadtests.planner.stage_times import Cost, StageTimes, parts
+from cosytriton_loadtests.planner.stage_times import PAST, Cost, StageTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,8 @@ class Replica:
         """The flow and the vocoder of a chunk behind `spoken` tokens, each when it is its turn."""
         prompt = self.times.prompt_tokens
         if call.streaming and self._family.block_mask:
-            for new in parts(call.spoken, prompt + spoken, self._family):
-                part = self._turn(self._flow_stream, self.times.flow_stream, new, urgent)
-                yield from self._precedence.turn(urgent, part)
+            new = call.spoken + PAST * (prompt + spoken)
+            yield from self._turn(self._flow_stream, self.times.flow_stream, new, urgent)
         else:
             yield from self._turn(self._flow, self.times.flow, prompt + call.end - call.first, urgent)
         yield from self._turn(self._vocoder, self.times.vocoder, call.spoken, urgent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from cosytriton_loadtests.errors import LoadTestError
 FORMAT = 1
 PAST = 0.2
 """What a token that a stream's flow has behind it costs, over a new one (`streaming_flow`)."""
-PART_BLOCKS = 2  # that of `streaming_flow`, which brings ONNX Runtime: load tests do without
 _SHORT_SECONDS = 0.6  # of reference and of speech in the short requests of `cosytriton bench`
 
 
@@ -50,7 +48,7 @@ class StageTimes:
         prefill: the prompt in the language model; token: a position that is not kept from earlier ones.
         step: a step of the language model; token: a row. Handing the tokens on is part of it.
         flow: the flow in one piece; token: one of the speech, or of the prompt.
-        flow_stream: a part of a chunk of the flow with its state; token: a new one.
+        flow_stream: a chunk of the flow with its state; token: a new one.
         vocoder: the vocoder; token: one that is spoken.
         chunk: sending a chunk, and what its listener does with it where he is on the same machine.
         slowdown: how much longer work takes while all cores are busy.
@@ -107,13 +105,6 @@ class StageTimes:
                 f"{path}: these are no stage times ({error}). Make them from the folder of a load test at a "
                 "low rate, or from the results.json of `cosytriton bench`."
             ) from error
-
-
-def parts(new: int, past: int, family: Family) -> Iterator[float]:
-    """What each part costs, in tokens, in which a stream's flow computes a chunk of `new` ones."""
-    part = PART_BLOCKS * family.hop_tokens
-    for begun in range(0, new, part):
-        yield min(part, new - begun) + PAST * (past + begun)
 
 
 def line(tokens: list[float], seconds: list[float], width: float = 1.0) -> Cost:

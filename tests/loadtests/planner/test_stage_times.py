@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from cosytriton_ensemble import streaming_flow
-from cosytriton_ensemble.families import COSYVOICE2
 from cosytriton_loadtests.errors import LoadTestError
-from cosytriton_loadtests.planner.stage_times import PART_BLOCKS, PAST, Cost, StageTimes, from_bench, parts
+from cosytriton_loadtests.planner.stage_times import Cost, StageTimes, from_bench
 
 
 def test_what_is_written_is_read(small: StageTimes, tmp_path: Path) -> None:
@@ -73,11 +71,6 @@ def test_a_benchmark_gives_costs_in_core_seconds(tmp_path: Path) -> None:
     # The vocoder: 15 and 125.
     assert (times.vocoder.call, times.vocoder.token) == pytest.approx((0.03, 0.003))
     assert (times.cores, times.prompt_tokens, times.family) == (2, 75, "cosyvoice2")
-
-
-def test_a_long_chunk_is_computed_in_the_parts_of_the_server() -> None:
-    assert PART_BLOCKS == streaming_flow.PART_BLOCKS
-    assert list(parts(120, 75, COSYVOICE2)) == [50 + PAST * 75, 50 + PAST * 125, 20 + PAST * 175]
 
 
 def test_a_cost_is_never_negative(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ def passing(_: int, messages: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def dropping(number: int, answers: Iterable[bytes]) -> Iterator[bytes]:
-    """Every third stream loses its second chunk."""
-    return (answer for index, answer in enumerate(answers) if index != 1 or number % 3)
+    """Every third stream loses its first chunk."""
+    return (answer for index, answer in enumerate(answers) if index or number % 3)
 
 
 class Mixing:

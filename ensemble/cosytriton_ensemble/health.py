@@ -148,7 +148,7 @@ class HealthCheck:
 
     def _infer(self, model: Stage | Ensemble, feed: Feed) -> list[Feed]:
         """Every response of one request, as arrays with batch dimension."""
-        message = request_message(model.name, feed, "health")
+        message = request_message(model.name, feed, names.PROBE)
         try:
             if isinstance(model, Stage) and model.decoupled:
                 return list(self._stream(message))

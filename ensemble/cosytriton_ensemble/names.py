@@ -8,6 +8,7 @@ LM_VARIABLE = "COSYTRITON_LM_URL"  # of the environment: where the language mode
 DRAIN_VARIABLE = "COSYTRITON_DRAIN"  # of the environment: the file that is there when the server is stopping
 TLS_VARIABLE = "COSYTRITON_TLS"  # of the environment: the folder of `tls.open_channel`
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"  # of ONNX Runtime and of Triton's backend
+PROBE = "cosytriton-health"  # id of a request that only asks whether a model works
 MODEL_FILE, DEVICE = "model_file", "device"  # parameters of a Python model with a graph
 PRECEDENCE_VARIABLE = "COSYTRITON_PRECEDENCE"  # of the environment: the file of `turns.Precedence`
 THREADS_VARIABLE = "COSYTRITON_THREADS"  # of the environment: what a graph computes with; 0: every core

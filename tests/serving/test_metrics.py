@@ -16,6 +16,7 @@ import pytest
 
 from cosytriton_client import Client, InvalidInputError, Voice
 from cosytriton_ensemble import metrics
+from cosytriton_ensemble.health import HealthCheck
 from cosytriton_ensemble.metrics import METRICS, Metric
 
 TEXTS = ("This is voice number five.", "Please wait for your server.", "one two three four five")
@@ -152,6 +153,16 @@ def test_a_histogram_counts_what_is_below_each_bound(
     counts = [endpoint.total(f"{name}_bucket", le=bound) for bound in bounds]
     assert all(low <= high for low, high in pairwise(counts))
     assert counts[-1] == endpoint.total(f"{name}_count") > 0
+
+
+def test_a_probe_is_no_request_of_a_user(scrape: Callable[[], Endpoint], server: Any) -> None:
+    """The supervisor probes every 20 s with an empty request, which the models refuse."""
+    before, check = settled(scrape), HealthCheck(server.grpc_url, deadline=60)
+    check.alive()
+    check.ready()
+    after = settled(scrape)
+    for name in (metrics.REQUEST_ERRORS, f"{metrics.FIRST_AUDIO}_count"):
+        assert after.total(name) == before.total(name), name
 
 
 def test_errors_cancellations_and_limits_are_counted_by_their_kind(

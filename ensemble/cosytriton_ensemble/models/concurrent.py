@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from cosytriton_ensemble import names
 from cosytriton_ensemble.errors import QueueFullError
 from cosytriton_ensemble.models.loopback import Loopback
 from cosytriton_ensemble.models.metrics import Readings, RequestMetrics
 from cosytriton_ensemble.models.requests import Sender, read
 from cosytriton_ensemble.models.setting import Setting
-from cosytriton_ensemble.names import DRAIN_VARIABLE
 from cosytriton_ensemble.pipeline import Pipeline
 from cosytriton_ensemble.spec import Feed, Stage
 
@@ -49,7 +49,9 @@ class ConcurrentModel(ABC):
     def execute(self, requests: list[Any]) -> None:
         """Return at once, so that requests do not wait for one another."""
         for request in requests:
-            self.begin(read(request, self.stage), Sender(request, self.metrics))
+            # A probe is no user's request: its deliberate error would count as one of theirs.
+            metrics = None if request.request_id() == names.PROBE else self.metrics
+            self.begin(read(request, self.stage), Sender(request, metrics))
 
     def begin(self, feed: Feed, sender: Sender) -> None:
         """Start to answer a request on a thread of its own; refuse it where the server is stopping."""
@@ -60,10 +62,10 @@ class ConcurrentModel(ABC):
 
     def serve(self, feed: Feed, sender: Sender) -> None:
         """Answer a request, or end it with the error."""
-        with self.metrics.counting(), sender.guard():
+        with sender.counting(), sender.guard():
             self.answer(feed, sender)
 
 
 def _stopping() -> bool:
-    file = os.environ.get(DRAIN_VARIABLE)
+    file = os.environ.get(names.DRAIN_VARIABLE)
     return file is not None and Path(file).exists()

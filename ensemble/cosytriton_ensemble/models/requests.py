@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,10 @@ class Sender:
                 self._sender.send(flags=flags)
             else:
                 self._sender.send(response, flags=flags)
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Count the request as active while it lasts."""
+        return self._metrics.counting() if self._metrics else nullcontext()
 
     @contextmanager
     def guard(self) -> Iterator[None]:

@@ -168,11 +168,10 @@ class Build:
         targets = {name: self._profile.graph, TEXT_ENCODER: text_encoder_of(self._profile.graph)}
         built = []
         for model, file in self._models_of(folder).items():
-            source, journal = folder / file, self._journal(folder, file)
-            feeds = self._feeds(name, source)
+            source, cpu = folder / file, self._profile.graph == INT8_GRAPH
+            journal, feeds = self._journal(folder, file, cpu), self._feeds(name, source)
             with TemporaryDirectory() as scratch:
                 # TensorRT builds no Attention in the body of a loop; ONNX Runtime is fastest with it.
-                cpu = self._profile.graph == INT8_GRAPH
                 graph = source if cpu else without_attention(source, Path(scratch))
                 variants = Variants(model, graph, feeds, journal, self._progress, self._curve)
                 variant = variants.make(self._profile)
@@ -184,13 +183,14 @@ class Build:
         streamed = name == self._pipeline.tts_stream.name
         return StreamFeeds(self._calibration, source) if streamed else self._calibration
 
-    def _journal(self, folder: Path, file: str) -> Journal:
+    def _journal(self, folder: Path, file: str, cpu: bool) -> Journal:
+        """Of one form of a graph: without Attention it has other values, and so other ranges."""
         identity = {
             "source": dict(Manifest.read(folder / FP32_GRAPH).files),  # and the weights that lie beside it
             "calibration": self._calibration.digest,
             "tools": _tools(),
         }
-        return Journal(folder.parent / JOURNALS / f"{file}.json", identity)
+        return Journal(folder.parent / JOURNALS / ("cpu" if cpu else "gpu") / f"{file}.json", identity)
 
     def _manifest(self, source: Path, draft: Path, artifact: str, built: Sequence[Built]) -> None:
         origin, precision = Manifest.read(source), self._profile.precision

@@ -7,12 +7,9 @@ import lzma
 import os
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +21,7 @@ import pytest
 from cosytriton_ensemble.families import COSYVOICE2, FAMILIES, Family
 
 if TYPE_CHECKING:
+    from cosytriton_ensemble.serving import RunningServer
     from cosytriton_export.checkpoint import Checkpoint
 
 # Read when torch is loaded. Where other processes compute too, threads that wait for each other by spinning
@@ -237,65 +235,10 @@ def server(
 @pytest.fixture(scope="session")
 def serve(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[RunningServer]]:
     """Start a server of one's own: `with serve(repository, log_file, "--profile=cpu_int8") as running`."""
-    profile = f"--profile={request.config.getoption('--profile')}"
-    return lambda repository, log, *options: serving(repository, log, profile, *options)
+    from cosytriton_ensemble.serving import serving
 
-
-@dataclass(frozen=True)
-class RunningServer:
-    """A `cosytriton serve` process."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-    grpc_port: int
-    http_port: int
-    metrics_port: int
-
-    @property
-    def grpc_url(self) -> str:
-        return f"localhost:{self.grpc_port}"
-
-    @property
-    def http_url(self) -> str:
-        return f"http://localhost:{self.http_port}"
-
-    def wait_ready(self, times: int = 1, seconds: float = 300) -> None:
-        """Wait until the server has said `times` times that it is ready."""
-        deadline = time.monotonic() + seconds
-        while self.log.read_text().count("ready: Triton") < times:
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.1)
-
-
-@contextmanager
-def serving(repository: Path, log: Path, *options: str) -> Iterator[RunningServer]:
-    from cosytriton_ensemble.server import free_ports
-
-    ports = free_ports(3)
-    names = ("--grpc-port", "--http-port", "--metrics-port")
-    flags = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
-    command = [
-        str(Path(sys.executable).with_name("cosytriton")),
-        "serve",
-        f"--repository={repository}",
-        "--exit-timeout=10",
-        *flags,
-        *options,
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    running = RunningServer(process, log, *ports)
-    try:
-        running.wait_ready()
-        yield running
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
+    usual = (f"--profile={request.config.getoption('--profile')}", "--exit-timeout=10")
+    return lambda repository, log, *options: serving(repository, log, *usual, *options)
 
 
 @pytest.fixture(scope="session")

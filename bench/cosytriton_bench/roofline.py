@@ -89,9 +89,9 @@ class Roofline:
         pipeline, work = pipeline_of(self.workload.family), self.workload
         for stage in pipeline.native_stages:
             if stage.learned and (stages is None or stage.name in stages):
-                options = partial(options_of, stage, work.threads)
                 run = partial(_run_stage, work.feed(stage.name))
                 for profile in self.profiles:
+                    options = partial(_stage_options, stage, profile, work.threads)
                     yield self._row(stage.name, stage, profile, options, run)
         if stages is None or pipeline.speech_lm.name in stages:
             for profile in self.profiles:
@@ -142,6 +142,10 @@ class Roofline:
             timed.products / whole,
             tuple((kind, seconds / whole) for kind, seconds in timed.rest[:MOST_KINDS]),
         )
+
+
+def _stage_options(stage: Stage, profile: str, threads: int) -> ort.SessionOptions:
+    return options_of(stage, profile, threads)[0]
 
 
 def _run_stage(feed: Feed, session: ort.InferenceSession) -> object:

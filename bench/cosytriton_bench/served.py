@@ -16,12 +16,13 @@ from pathlib import Path
 from cosytriton_bench.errors import BenchError
 from cosytriton_bench.measure import Figure, Figures, Unit, timed
 from cosytriton_bench.script import LONG_TOKENS, Script
-from cosytriton_bench.serving import ServerProcess
+from cosytriton_bench.serving import ServerFigures
 from cosytriton_bench.sessions import Decoding, graph_of
 from cosytriton_bench.worker import EagerProcess
 from cosytriton_bench.workload import Workload
 from cosytriton_client import Audio, Client, Timeout
 from cosytriton_ensemble.pipeline import pipeline_of
+from cosytriton_ensemble.serving import serving
 
 PATIENCE = Timeout(connect=30, request=900, first_chunk=900, chunk=900)
 CROWDS = (8, 16)
@@ -77,12 +78,14 @@ class ServedBench:
             if not single and not last:
                 continue
             _log.info("starting the server in the profile %s", profile)
-            log = self.folder / f"serve_{profile}.log"
+            log, threads = self.folder / f"serve_{profile}.log", self.workload.threads
+            options = [f"--profile={profile}", "--exit-timeout=2"]  # in the end nobody listens any more
+            options += [f"--threads={threads}"] if threads else []  # default: as the doctor advises
             with ExitStack() as stack:
-                server = stack.enter_context(
-                    ServerProcess(self.repository, profile, log, self.workload.threads)
-                )
-                samples.add(f"ready/{profile}", "s", server.ready_seconds)
+                with timed() as watch:
+                    running = stack.enter_context(serving(self.repository, log, *options))
+                samples.add(f"ready/{profile}", "s", watch.seconds)
+                server = stack.enter_context(ServerFigures(running))
                 client = stack.enter_context(Client(server.url, timeout=PATIENCE))
                 one = Visit(self.workload, script, profile, server, client, samples, cycle(script.texts))
                 if single:
@@ -129,7 +132,7 @@ class Visit:
     workload: Workload
     script: Script
     profile: str
-    server: ServerProcess
+    server: ServerFigures
     client: Client
     samples: Samples
     texts: Iterator[str]  # to be spoken next

@@ -1,86 +1,31 @@
-"""`cosytriton serve` as a user starts it, and what its processes take."""
+"""What the processes of a running server take."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import psutil
 from tritonclient.grpc import InferenceServerClient
 
-from cosytriton_bench.errors import BenchError
-from cosytriton_ensemble.server import free_ports
+from cosytriton_ensemble.serving import RunningServer
 
-START_SECONDS = 600
 MEMORY_PERIOD = 1.0  # seconds between two looks; each takes milliseconds of a core
 
 
-class ServerProcess:
-    """A server of one profile on free ports; a context manager that waits until it speaks.
+class ServerFigures(AbstractContextManager["ServerFigures"]):
+    """Reads what a server's processes take, for as long as it is entered."""
 
-    Attributes:
-        ready_seconds: from the start of the command until it said that it is ready.
+    def __init__(self, server: RunningServer) -> None:
+        self.url = server.grpc_url
+        self._pid, self._triton = server.process.pid, InferenceServerClient(self.url)
 
-    """
-
-    def __init__(self, repository: Path, profile: str, log: Path, threads: int = 0) -> None:
-        self._log = log
-        ports = free_ports(3)
-        self.url = f"localhost:{ports[0]}"
-        names = ("--grpc-port", "--http-port", "--metrics-port")
-        self._command = [
-            str(Path(sys.executable).with_name("cosytriton")),
-            "serve",
-            f"--repository={repository}",
-            f"--profile={profile}",
-            *([f"--threads={threads}"] if threads else ()),  # default: as the doctor advises
-            "--exit-timeout=2",  # nobody listens any more
-            *(f"{name}={port}" for name, port in zip(names, ports, strict=True)),
-        ]
-        self.ready_seconds = 0.0
-
-    def __enter__(self) -> Self:
-        start = time.perf_counter()
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(self._command, stdout=output, stderr=output)
-        try:
-            self._wait(start + START_SECONDS)
-        except BaseException:
-            self._end()
-            raise
-        self.ready_seconds = time.perf_counter() - start
-        self._triton = InferenceServerClient(self.url)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._triton.close()
-        self._end()
-
-    def _wait(self, deadline: float) -> None:
-        while b"ready: Triton" not in self._log.read_bytes():
-            if self._process.poll() is not None or time.perf_counter() > deadline:
-                raise BenchError(f"The server did not become ready:\n{self._log.read_text(errors='replace')}")
-            time.sleep(0.05)
-
-    def _end(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def _processes(self) -> list[psutil.Process]:
-        root = psutil.Process(self._process.pid)
+        root = psutil.Process(self._pid)
         return [root, *root.children(recursive=True)]
 
     def cpu_seconds(self) -> float:

@@ -8,26 +8,27 @@ from typing import Self
 
 import numpy as np
 import onnxruntime as ort
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.text_format import Parse
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from cosytriton_bench.measure import Stopwatch, timed
+from cosytriton_ensemble.config import config_text
 from cosytriton_ensemble.language_model import LanguageModel, OnnxModel
 from cosytriton_ensemble.llm_spec import Prompt, TokenIds
-from cosytriton_ensemble.onnx_session import open_session, shrinking
+from cosytriton_ensemble.onnx_session import configured_options, open_session
 from cosytriton_ensemble.profiles import PROFILES
 from cosytriton_ensemble.repository import version_directory
 from cosytriton_ensemble.sampling import FloatArray, seeded_uniform
 from cosytriton_ensemble.spec import Array, Feed, Stage
 
 
-def options_of(stage: Stage, threads: int) -> ort.SessionOptions:
-    """ONNX Runtime's options of a native stage, with the parameters that its configuration has."""
-    options, parameters = ort.SessionOptions(), dict(stage.parameters)
+def options_of(stage: Stage, profile: str, threads: int) -> tuple[ort.SessionOptions, ort.RunOptions]:
+    """ONNX Runtime's options of a native stage, as the server reads them from its configuration."""
+    config = Parse(config_text(stage, PROFILES[profile]), ModelConfig())
+    options, run_options = configured_options(MessageToDict(config, preserving_proto_field_name=True))
     options.intra_op_num_threads = threads
-    options.enable_cpu_mem_arena = bool(parameters.get("enable_mem_arena", 1))
-    options.enable_mem_pattern = bool(parameters.get("enable_mem_pattern", 1))
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    return options
+    return options, run_options
 
 
 def graph_of(repository: Path, stage: Stage, profile: str) -> Path:
@@ -45,9 +46,8 @@ class NativeStage:
     @classmethod
     def open(cls, repository: Path, stage: Stage, profile: str, threads: int) -> Self:
         """Open the graph of a profile."""
-        options = options_of(stage, threads)
-        session = open_session(graph_of(repository, stage, profile), options)
-        return cls(session, shrinking() if options.enable_cpu_mem_arena else None)
+        options, run_options = options_of(stage, profile, threads)
+        return cls(open_session(graph_of(repository, stage, profile), options), run_options)
 
     def outputs(self, feed: Feed) -> list[Array]:
         """Run it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import onnxruntime as ort
 
@@ -13,6 +15,12 @@ from cosytriton_ensemble.profiles import Device
 
 _CPU = "CPUExecutionProvider"
 _PROVIDERS = {"cpu": [_CPU], "cuda": ["CUDAExecutionProvider", _CPU]}
+# Triton: -1 basic, 1 all, 2 all and layout changes; ONNX Runtime's default is all.
+_LEVELS = {
+    -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
@@ -23,6 +31,22 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     # Others compute between the calls: idle threads must not spin on their cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
+
+
+def configured_options(config: Mapping[str, Any]) -> tuple[ort.SessionOptions, ort.RunOptions]:
+    """Options of a native stage from its Triton configuration, in the words of Triton's C++ backend.
+
+    Read are `optimization.graph.level` and the parameters `intra_op_thread_count`, `inter_op_thread_count`,
+    `enable_mem_arena`, `enable_mem_pattern` and `memory.enable_memory_arena_shrinkage`.
+    """
+    parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+    options = session_options(int(parameters.get("intra_op_thread_count", 0)))
+    options.inter_op_num_threads = int(parameters.get("inter_op_thread_count", 0))
+    graph = config.get("optimization", {}).get("graph", {})
+    options.graph_optimization_level = _LEVELS[graph.get("level", 1)]
+    options.enable_cpu_mem_arena = bool(int(parameters.get("enable_mem_arena", 1)))
+    options.enable_mem_pattern = bool(int(parameters.get("enable_mem_pattern", 1)))
+    return options, shrinking(parameters.get(SHRINKAGE, ""))
 
 
 def shrinking(arenas: str = "cpu:0") -> ort.RunOptions:

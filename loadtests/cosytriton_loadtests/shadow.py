@@ -20,9 +20,9 @@ from typing import cast
 import numpy as np
 
 from cosytriton_client import Client, ClientError, Options, Voice
+from cosytriton_ensemble.serving import serving
 from cosytriton_loadtests.errors import LoadTestError
 from cosytriton_loadtests.judges import Judges
-from cosytriton_loadtests.served import served
 from cosytriton_loadtests.shadow_verdict import Answer, Case, ShadowLimits, ShadowVerdict, judge
 from cosytriton_loadtests.speech_tokens import SpeechTokens
 from cosytriton_loadtests.workload import Ask, Workload
@@ -97,7 +97,8 @@ def evaluate_profiles(
         judges: listen to the recordings too.
 
     Raises:
-        LoadTestError: a server does not start, or as `evaluate` does.
+        ServerError: a server does not start.
+        LoadTestError: as `evaluate` does.
     """
     asks = inputs(workload, count, seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -129,8 +130,12 @@ def _served(
     repository: Path, profile: str, folder: Path, workload: Workload, asks: Sequence[Ask]
 ) -> Iterator[Speak]:
     """A server of the profile that has spoken once."""
-    with served(repository, profile, folder / f"{profile}.log") as url, Client(url) as client:
-        speak = _speaking(client, url, workload)
+    options = (f"--profile={profile}", "--exit-timeout=2")
+    with (
+        serving(repository, folder / f"{profile}.log", *options) as server,
+        Client(server.grpc_url) as client,
+    ):
+        speak = _speaking(client, server.grpc_url, workload)
         speak(asks[0])
         yield speak
 

@@ -18,8 +18,7 @@ import pytest
 from cosytriton_client import Audio, Client, Voice
 
 if TYPE_CHECKING:
-    from tests.conftest import RunningServer
-
+    from cosytriton_ensemble.serving import RunningServer
     from cosytriton_export.checkpoint import Checkpoint
 
 WER = 0.30  # word error rate over all sentences

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +85,18 @@ def imagine(tmp_path: Path) -> Callable[..., RunFolder]:
         return folder
 
     return write
+
+
+@pytest.fixture(scope="session")
+def proxies() -> Any:
+    """The module `proxy.py`."""
+    path = Path(__file__).with_name("proxy.py")
+    spec = importlib.util.spec_from_file_location("proxy", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @dataclass(frozen=True)

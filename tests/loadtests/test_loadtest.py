@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -42,16 +41,6 @@ class TritonPythonModel(stand_in.TritonPythonModel):
         time.sleep({SLEEP})
         return super().execute(requests)
 """
-
-
-def _proxies() -> Any:
-    path = Path(__file__).with_name("faulty_proxy.py")
-    spec = importlib.util.spec_from_file_location("faulty_proxy", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def load(folder: Path, server: Any, *options: object, seconds: int = FAULTY_SECONDS) -> tuple[int, str]:
@@ -121,18 +110,16 @@ def test_a_slow_stage_is_named(
     assert "vocoder holds" in line
 
 
-def test_a_dropped_chunk_is_named(server: Any, streams: Path, tmp_path: Path) -> None:
-    faults = _proxies()
-    with faults.proxy(server.grpc_url, answers=faults.dropping) as url:
+def test_a_dropped_chunk_is_named(server: Any, streams: Path, proxies: Any, tmp_path: Path) -> None:
+    with proxies.proxy(server.grpc_url, answers=proxies.dropping) as url:
         status, line = load(tmp_path / "run", server, "--url", url, "--workload", streams)
     assert status == 1
     assert "BadAnswerError in long" in line
     assert "audio was lost" in line
 
 
-def test_a_mixed_voice_is_named(server: Any, streams: Path, tmp_path: Path) -> None:
-    faults = _proxies()
-    with faults.proxy(server.grpc_url, requests=faults.Mixing()) as url:
+def test_a_mixed_voice_is_named(server: Any, streams: Path, proxies: Any, tmp_path: Path) -> None:
+    with proxies.proxy(server.grpc_url, requests=proxies.Mixing()) as url:
         options = ("--url", url, "--workload", streams, "--check", 1)
         status, line = load(tmp_path / "run", server, *options)
     assert status == 1

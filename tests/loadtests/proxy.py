@@ -1,7 +1,8 @@
-"""Stands between client and server, and harms streams while there are several. Forwards any gRPC service."""
+"""Stands between client and server, and watches or harms streams. Forwards any gRPC service."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,12 +13,32 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-Fault = Callable[[int, Iterable[bytes]], Iterator[bytes]]
+Handling = Callable[[int, Iterable[bytes]], Iterator[bytes]]
+"""Number of a stream, its messages -> what is handed on."""
 
 
 def passing(_: int, messages: Iterable[bytes]) -> Iterator[bytes]:
-    """No fault."""
+    """Hand on what comes."""
     yield from messages
+
+
+class Clock:
+    """Notes for each stream when it came, and when each of its chunks went by."""
+
+    def __init__(self) -> None:
+        self._times: list[list[float]] = []
+
+    def __call__(self, _: int, answers: Iterable[bytes]) -> Iterator[bytes]:
+        times = [time.perf_counter()]
+        self._times.append(times)
+        for answer in answers:
+            if b"waveform" in answer:
+                times.append(time.perf_counter())
+            yield answer
+
+    def waits(self, chunk: int) -> list[float]:
+        """Seconds until the chunk with this index, of every stream."""
+        return [times[1:][chunk] - times[0] for times in self._times]
 
 
 def dropping(number: int, answers: Iterable[bytes]) -> Iterator[bytes]:
@@ -44,12 +65,16 @@ class Mixing:
 
 
 @contextmanager
-def proxy(url: str, requests: Fault = passing, answers: Fault = passing) -> Iterator[str]:
-    """An address behind which the server at `url` seems to be; the faults change messages of streams."""
+def proxy(
+    url: str, requests: Handling = passing, answers: Handling = passing, *, company: bool = True
+) -> Iterator[str]:
+    """An address behind which the server at `url` seems to be.
+
+    Messages of streams are handled; with `company`, only of those that begin while another is there.
+    """
     with grpc.insecure_channel(url, _UNLIMITED) as channel:
-        server = grpc.server(
-            ThreadPoolExecutor(32), [_Forwarding(channel, requests, answers)], options=_UNLIMITED
-        )
+        forwarding = _Forwarding(channel, requests, answers, company)
+        server = grpc.server(ThreadPoolExecutor(32), [forwarding], options=_UNLIMITED)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         yield f"127.0.0.1:{port}"
@@ -60,9 +85,9 @@ _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_l
 
 
 class _Forwarding(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, channel: grpc.Channel, requests: Fault, answers: Fault) -> None:
+    def __init__(self, channel: grpc.Channel, requests: Handling, answers: Handling, company: bool) -> None:
         self._channel, self._requests, self._answers = channel, requests, answers
-        self._numbers, self._active = count(), 0
+        self._numbers, self._active, self._company = count(), 0, company
 
     def service(self, details: Any) -> Any:
         """A unary call is a stream of one message, so that one kind of handler does for all."""
@@ -71,11 +96,12 @@ class _Forwarding(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         def forward(messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
             self._active += stream
-            harm, number = stream and self._active > 1, next(self._numbers)
-            answers = call(self._requests(number, messages) if harm else messages)
+            handled = stream and (self._active > 1 or not self._company)
+            number = next(self._numbers)
+            answers = call(self._requests(number, messages) if handled else messages)
             context.add_callback(answers.cancel)
             try:
-                yield from self._answers(number, answers) if harm else answers
+                yield from self._answers(number, answers) if handled else answers
             except grpc.RpcError as error:
                 context.abort(error.code(), error.details())
             finally:

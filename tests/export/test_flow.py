@@ -35,7 +35,7 @@ Run = Callable[[Feed], list[Array]]
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MEL_TOLERANCE = {"cosyvoice2": 2e-5, "cosyvoice3": 3e-5}  # of values up to 5.5
-LAYER_TOLERANCE = 2e-5
+LAYER_TOLERANCE = 5e-5  # CPUs of two makers differ by 2e-5
 ROW_TOLERANCE = 1e-5  # between a row in a batch and the row alone
 STRIDE = 2  # mel frames of a token
 PROMPT = 13  # tokens of the golden reference

@@ -39,13 +39,13 @@ CONFIGS = Path(__file__).parents[1] / "golden"
 ONE_SHOT = 40  # tokens of the speech in one piece
 # The largest error and the rms error, of samples whose rms is 0.1 to 0.2. The exponential of the magnitudes
 # amplifies the rounding of the source, to which the unwrapped float32 phase of v2 and v3 adds: with a float64
-# phase ours deviate as much. In v3 the phase also sums the error of the pitch over the whole stream: our runs
-# in float32 and in float64 differ by 1e-1. With the official phase and a predictor whose weight norm is
-# folded in float64, the 3e-3 (rms) of its stream become 1e-3.
+# phase ours deviate as much. In v3 the phase also sums the error of the pitch over the whole stream: single
+# samples differ by 1e-1 between our runs in float32 and in float64, and between CPUs of two makers. With the
+# official phase and weight norms folded in float64, the 3e-3 (rms) of its stream become 1e-3.
 TOLERANCES = {
     COSYVOICE1.name: (4e-3, 3e-4),
     COSYVOICE2.name: (3e-2, 1e-3),
-    COSYVOICE3.name: (1e-1, 5e-3),
+    COSYVOICE3.name: (3e-1, 5e-3),
 }
 
 HELD_IN_VAIN = 3

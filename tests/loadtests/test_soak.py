@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,23 @@ SECONDS, SHARE = 1200.0, 0.7
 CANCELLED, BAD = 0.1, 0.02
 WAITS = Limits(all={"first_audio_p95": 3.0, "errors": 0.0})
 GROWTH = 0.03  # from the fourth minute on
+STATE_MIB = 32  # what voices and streams may keep: full before the fourth minute
+
+
+@pytest.fixture
+def server(
+    serve: Callable[..., AbstractContextManager[Any]], demo_repository: Path, tmp_path: Path
+) -> Iterator[Any]:
+    """The demo voice with a small budget for what is kept: with the usual one it fills for an hour."""
+    repository = tmp_path / "model_repository"
+    shutil.copytree(demo_repository, repository)
+    config = repository / "tts_stream" / "config.pbtxt"
+    setting = r'(key: "flow_state_mib"\s+value {\s+string_value: )"\d+"'
+    text, found = re.subn(setting, rf'\1"{STATE_MIB}"', config.read_text())
+    assert found == 1
+    config.write_text(text)
+    with serve(repository, tmp_path / "serve.log") as running:
+        yield running
 
 
 @pytest.mark.soak

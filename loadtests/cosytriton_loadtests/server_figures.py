@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
 
 from cosytriton_ensemble.metrics import ACTIVE_SLOTS, LM_ENDS, WAITING
 from cosytriton_loadtests.server_watch import Look
@@ -17,7 +18,8 @@ PENDING = "nv_inference_pending_request_count"
 HITS, MISSES = "nv_cache_num_hits_per_model", "nv_cache_num_misses_per_model"
 GPU_MEMORY, GPU_USE = "nv_gpu_memory_used_bytes", "nv_gpu_utilization"
 SHM = "/dev/shm"
-GROWTH_SHARE = 0.2  # of the looks: the medians of the first and the last of them are compared
+GROWTH_SHARE = 0.2  # of the looks: the first and the last of them are compared
+FLOOR = 10  # percentile of their memory: what is held for requests comes and goes with them, what leaks stays
 GROWTH_NOISE = 4 << 20  # bytes by which a process may grow unseen: an arena more of its allocator
 
 Series = tuple[list[float], list[float]]
@@ -55,7 +57,7 @@ class ModelLoad:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Bytes of a process (or of shared memory) when it had settled, and at the end."""
+    """Bytes that a process (or shared memory) held at least when it had settled, and at the end."""
 
     name: str
     before: float
@@ -143,7 +145,10 @@ def cpu(looks: Sequence[Look]) -> dict[str, Series]:
 
 
 def growth(looks: Sequence[Look]) -> list[Growth]:
-    """What grew from the first looks to the last ones: each process, and shared memory; the worst first."""
+    """By how much the floor rose from the first looks to the last ones, the worst first.
+
+    Of each process, and of shared memory.
+    """
     found = memory(looks)
     shared = [(look.at, float(look.shared_memory)) for look in looks if look.processes]
     if shared:
@@ -151,7 +156,8 @@ def growth(looks: Sequence[Look]) -> list[Growth]:
     grown = []
     for name, (_, values) in found.items():
         part = max(1, int(len(values) * GROWTH_SHARE))
-        grown.append(Growth(name, statistics.median(values[:part]), statistics.median(values[-part:])))
+        before, after = (float(np.percentile(looked, FLOOR)) for looked in (values[:part], values[-part:]))
+        grown.append(Growth(name, before, after))
     return sorted(grown, key=lambda one: -one.share)
 
 

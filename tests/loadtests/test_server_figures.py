@@ -51,6 +51,14 @@ def test_only_a_window_with_the_look_before_it() -> None:
     assert [one.at for one in figures.between(looks, 0)] == list(range(10))
 
 
+def test_memory_of_requests_is_no_growth() -> None:
+    def at(second: int) -> Look:
+        busy = second % (2 if second < 50 else 5)  # more often at the end
+        return Look(second, {}, (Process("tts_stream", 1, (100 + 200 * bool(busy)) << 20, 0),), 7)
+
+    assert [one.share for one in figures.growth([at(second) for second in range(100)])] == [0, 0]
+
+
 def test_growth_of_processes_of_one_name() -> None:
     def at(second: int) -> Look:
         stubs = (Process("tts", 1, 100 << 20, 0), Process("tts", 2, (100 + second) << 20, 0))
@@ -59,6 +67,6 @@ def test_growth_of_processes_of_one_name() -> None:
     looks = [at(second) for second in range(101)]
     worst, *rest = figures.growth(looks)
     assert worst.name == "tts"
-    assert worst.share == pytest.approx(80.5 / 209.5, rel=0.02)  # medians of the first and the last fifth
+    assert worst.share == pytest.approx(80.5 / 201.9, rel=0.02)  # the least of the first and the last fifth
     assert {one.name: one.share for one in rest} == {"quiet": 0, "/dev/shm": 0}
     assert figures.cpu(looks)["quiet"][1][:3] == [0.5, 0.5, 0.5]

@@ -14,7 +14,7 @@ from cosytriton_loadtests.run import LoadOptions, run_load
 from cosytriton_loadtests.slo import judge
 from cosytriton_loadtests.workload import DEFAULT_WORKLOAD
 
-SECONDS, PROBE_SECONDS, SHARE = 1200.0, 30.0, 0.7
+SECONDS, PROBE_SECONDS, SHARE = 1200.0, 60.0, 0.7
 CANCELLED, BAD = 0.1, 0.02
 WAITS = Limits(all={"first_audio_p95": 3.0, "errors": 0.0})
 GROWTH = 0.03  # from the fourth minute on

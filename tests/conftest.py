@@ -10,7 +10,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 GOLDEN = Path(__file__).with_name("golden")
+QWEN_CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,6 +87,46 @@ class Golden(dict[str, npt.NDArray[Any]]):
 def golden() -> Callable[[str], Golden]:
     """Read `tests/golden/<name>.safetensors.xz`; a fresh copy each time."""
     return lambda name: Golden(GOLDEN / f"{name}.safetensors.xz")
+
+
+@dataclass(frozen=True)
+class GoldenLM:
+    """The tiny language model of the official runs: weights by their names, a module, a graph."""
+
+    checkpoint: Checkpoint  # has no other parts
+    state: dict[str, Any]
+    model: Any
+    graph: Path
+
+
+@pytest.fixture(scope="session")
+def golden_lm(
+    golden: Callable[[str], Golden], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], GoldenLM]:
+    """That of a version: "v1", "v2" or "v3". Tests share it; leave it as it is."""
+    import torch
+
+    from cosytriton_export.checkpoint import TEXT_MODEL, Checkpoint
+    from cosytriton_export.hyperyaml import load_hyperyaml
+    from cosytriton_export.llm import language_model_of
+    from cosytriton_export.llm_graph import export_llm
+
+    @cache
+    def make(version: str) -> GoldenLM:
+        folder, family = tmp_path_factory.mktemp(version), FAMILIES[f"cosyvoice{version[1:]}"]
+        state = {key: torch.from_numpy(value) for key, value in golden(f"llm_{version}_weights").items()}
+        if version != "v1":
+            state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
+            (folder / TEXT_MODEL).mkdir()
+            (folder / TEXT_MODEL / "config.json").write_text(json.dumps(QWEN_CONFIG))
+        torch.save(state, folder / "llm.pt")
+        config = load_hyperyaml(GOLDEN / family.config_file.replace(".", "_tiny."))
+        checkpoint = Checkpoint(folder, family, config)
+        model = language_model_of(checkpoint).requires_grad_(False)
+        export_llm(model, folder / "model.onnx")
+        return GoldenLM(checkpoint, state, model, folder / "model.onnx")
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-import torch
 
 from cosytriton_ensemble.errors import CosytritonError, RepositoryError
 from cosytriton_ensemble.families import COSYVOICE2, FAMILIES, Family
@@ -23,15 +22,8 @@ from cosytriton_ensemble.language_model import LanguageModel, OnnxModel
 from cosytriton_ensemble.llm_engine import LlmEngine
 from cosytriton_ensemble.llm_spec import METADATA_KEY, LanguageModelSpec, Prompt
 from cosytriton_ensemble.sampling import FloatArray
-from cosytriton_export.checkpoint import Checkpoint
-from cosytriton_export.hyperyaml import load_hyperyaml
-from cosytriton_export.llm import language_model_of
-from cosytriton_export.llm_graph import export_llm
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 VERSIONS = {"v1": FAMILIES["cosyvoice1"], "v2": FAMILIES["cosyvoice2"], "v3": FAMILIES["cosyvoice3"]}
-QWEN_CONFIG = """{"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e6, "rms_norm_eps": 1e-6}"""
 ROWS = 8
 TOLERANCE = 1e-4  # of logits
 
@@ -40,31 +32,9 @@ Graphs = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def graphs(golden: GoldenOf, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+def graphs(golden_lm: Callable[[str], Any]) -> Graphs:
     """The tiny official model of a version ("v1"...) as a graph."""
-    made: dict[str, Path] = {}
-
-    def graph(version: str) -> Path:
-        if version not in made:
-            folder = tmp_path_factory.mktemp(f"llm_{version}")
-            _export(version, golden(f"llm_{version}_weights"), folder)
-            made[version] = folder / "model.onnx"
-        return made[version]
-
-    return graph
-
-
-def _export(version: str, weights: dict[str, Any], folder: Path) -> None:
-    family = VERSIONS[version]
-    state = {key: torch.from_numpy(value) for key, value in weights.items()}
-    if version != "v1":
-        state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
-        (folder / "CosyVoice-BlankEN").mkdir()
-        (folder / "CosyVoice-BlankEN" / "config.json").write_text(QWEN_CONFIG)
-    torch.save(state, folder / "llm.pt")
-    config = load_hyperyaml(GOLDEN / family.config_file.replace(".", "_tiny."))
-    model = language_model_of(Checkpoint(folder, family, config))
-    export_llm(model.requires_grad_(False), folder / "model.onnx")
+    return lambda version: golden_lm(version).graph
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from cosytriton_ensemble.pipeline import COUNT_16K, SPEAKER, WAVEFORM_16K
+from cosytriton_ensemble.profiles import FP32_GRAPH
+from cosytriton_ensemble.repository import version_directory
 from cosytriton_ensemble.spec import Stage
 from cosytriton_ensemble.spec import Tensor as TensorSpec
 from cosytriton_export.campplus import CamPPlus, CamPPlusSizes
@@ -28,6 +30,8 @@ from cosytriton_export.voice_models_writer import write_campplus_onnx, write_spe
 
 if TYPE_CHECKING:
     from tests.conftest import Golden
+
+    from cosytriton_export.checkpoint import Checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 3e-5  # of embeddings whose largest value is about 9
@@ -150,9 +154,9 @@ def test_embedding_of_audio_is_the_official_one(
     golden("campplus_tiny").assert_close("out", embedding, atol=AUDIO_TOLERANCE)
 
 
-def test_stage_as_onnx_equals_rows_alone(tmp_path: Path, shallow_path: Path) -> None:
-    module = SpeakerEmbedding(read_campplus(onnx.load(shallow_path)))
-    session = exported(module, SHALLOW.embedding, tmp_path)
+def test_stage_as_onnx_equals_rows_alone(tiny_checkpoint: Checkpoint, tiny_repository: Path) -> None:
+    module = SpeakerEmbedding.from_checkpoint(tiny_checkpoint).eval()
+    session = onnxruntime.InferenceSession(version_directory(tiny_repository, STAGE.name) / FP32_GRAPH)
     feed = STAGE.sample("opt", batch=3)
     waveforms = torch.from_numpy(feed["waveform_16k"])
     (given,) = session.run(None, feed)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +20,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosytriton_ensemble.families import FAMILIES
 from cosytriton_ensemble.llm_spec import METADATA_KEY
 from cosytriton_export import graph
-from cosytriton_export.checkpoint import TEXT_MODEL, Checkpoint
+from cosytriton_export.checkpoint import Checkpoint
 from cosytriton_export.errors import CheckpointError
-from cosytriton_export.hyperyaml import load_hyperyaml
 from cosytriton_export.llm import language_model_of
 from cosytriton_export.llm_base import LanguageModel
-from cosytriton_export.llm_graph import TEXT_ENCODER, export_llm
+from cosytriton_export.llm_graph import TEXT_ENCODER
 from cosytriton_export.llm_transformer import PromptEncoder, TransformerLM
 
 Array = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 State = dict[str, Tensor]
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 1e-4  # of logits: what float32 and float64 runs of the official model differ by
 CAPACITY = 64  # positions of a cache
-QWEN_CONFIG = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rope_theta": 1e6,
-    "rms_norm_eps": 1e-6,
-}
-CASES = {"v1": "cosyvoice1", "v2": "cosyvoice2", "v3": "cosyvoice3"}
+VERSIONS = ["v1", "v2", "v3"]
 RUNS = ["torch", "onnx", "onnx in place"]
 
 
@@ -55,6 +44,7 @@ class Case:
     """A family's golden model and the run of the official one."""
 
     version: str
+    checkpoint: Checkpoint
     model: LanguageModel
     state: State
     golden: Any
@@ -92,38 +82,17 @@ class Prompt:
         return Prompt(self.ids[row : row + 1, :end], self.embeddings[row : row + 1, :end])
 
 
-def load(golden: Callable[[str], Any], version: str, folder: Path) -> tuple[LanguageModel, State]:
-    """Lay out a checkpoint's language model as on a disk, and open it."""
-    state = {key: torch.from_numpy(value) for key, value in golden(f"llm_{version}_weights").items()}
-    if version != "v1":
-        state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
-        (folder / TEXT_MODEL).mkdir()
-        (folder / TEXT_MODEL / "config.json").write_text(json.dumps(QWEN_CONFIG))
-    torch.save(state, folder / "llm.pt")
-    return language_model_of(checkpoint(folder, version)).requires_grad_(False), state
-
-
-def checkpoint(folder: Path, version: str) -> Checkpoint:
-    family = FAMILIES[CASES[version]]
-    return Checkpoint(folder, family, load_hyperyaml(GOLDEN / family.config_file.replace(".", "_tiny.")))
-
-
 @pytest.fixture(scope="module")
-def cases(golden: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    made: dict[str, Case] = {}
-
+def cases(golden: Callable[[str], Any], golden_lm: Callable[[str], Any]) -> Callable[[str], Case]:
+    @lru_cache
     def case(version: str) -> Case:
-        if version not in made:
-            folder = tmp_path_factory.mktemp(version)
-            model, state = load(golden, version, folder)
-            export_llm(model, folder / "model.onnx")
-            made[version] = Case(version, model, state, golden(f"llm_{version}"), folder / "model.onnx")
-        return made[version]
+        lm = golden_lm(version)
+        return Case(version, lm.checkpoint, lm.model, lm.state, golden(f"llm_{version}"), lm.graph)
 
     return case
 
 
-@pytest.fixture(params=list(CASES))
+@pytest.fixture(params=VERSIONS)
 def case(request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
     return cases(request.param)
 
@@ -381,15 +350,13 @@ def test_positions_beyond_the_capacity_are_refused(case: Case) -> None:
 
 
 def test_every_key_is_consumed(case: Case, tmp_path: Path) -> None:
-    version = case.version
-    norm = "llm.after_norm.weight" if version == "v1" else "llm.model.model.norm.weight"
+    norm = "llm.after_norm.weight" if case.version == "v1" else "llm.model.model.norm.weight"
 
     def refusal(state: State) -> str:
+        shutil.copytree(case.checkpoint.path, tmp_path, dirs_exist_ok=True)
         torch.save(state, tmp_path / "llm.pt")
-        (tmp_path / TEXT_MODEL).mkdir(exist_ok=True)
-        (tmp_path / TEXT_MODEL / "config.json").write_text(json.dumps(QWEN_CONFIG))
         with pytest.raises(CheckpointError) as error:
-            language_model_of(checkpoint(tmp_path, version))
+            language_model_of(replace(case.checkpoint, path=tmp_path))
         return str(error.value)
 
     without = {key: value for key, value in case.state.items() if key != norm}

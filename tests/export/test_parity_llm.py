@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from cosytriton_export.errors import ExportError
-from cosytriton_export.hyperyaml import load_hyperyaml
 from cosytriton_export.llm_base import Decoding, IdSpace, LanguageModel
 from cosytriton_export.llm_graph import TEXT_ENCODER, export_llm
 from cosytriton_export.llm_qwen2 import CosyVoice3LM
@@ -19,22 +18,19 @@ from cosytriton_export.parity import BATCHES, SIZES
 from cosytriton_export.parity_llm import measure_llm
 from cosytriton_export.qwen2 import Qwen2Config
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def transformer(golden: Callable[[str], Any]) -> TransformerLM:
-    state = {key: torch.from_numpy(value) for key, value in golden("llm_v1_weights").items()}
-    config = load_hyperyaml(GOLDEN / "cosyvoice_tiny.yaml")["llm"]
-    return TransformerLM.from_state(config, state, "llm.pt").requires_grad_(False)
+@pytest.fixture
+def transformer(golden_lm: Callable[[str], Any]) -> TransformerLM:
+    model: TransformerLM = golden_lm("v1").model
+    return model
 
 
-@pytest.fixture(scope="module")
-def folder(transformer: TransformerLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("parity")
-    export_llm(transformer, folder / "model.onnx")
-    return folder
+@pytest.fixture
+def folder(golden_lm: Callable[[str], Any]) -> Path:
+    path: Path = golden_lm("v1").checkpoint.path
+    return path
 
 
 def places(model: LanguageModel, path: Path) -> set[tuple[str, int]]:
@@ -62,9 +58,10 @@ def test_a_graph_of_other_weights_is_refused(
     transformer: TransformerLM, folder: Path, weight: str, name: str
 ) -> None:
     bias = transformer.get_submodule(weight).get_parameter("bias")
+    kept = bias.clone()
     bias.add_(0.01)
     try:
         with pytest.raises(ExportError, match=f"{name}: output .* differs from PyTorch"):
             measure_llm(transformer, folder / "model.onnx", TOLERANCE)
     finally:
-        bias.sub_(0.01)
+        bias.copy_(kept)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from cosytriton_ensemble.errors import ServerError
-from cosytriton_ensemble.tls import Tls
+from cosytriton_ensemble.tls import Tls, open_channel
 
 Certificates = Callable[..., Path]
 
@@ -62,3 +64,17 @@ def test_the_key_of_another_certificate_is_refused(certificates: Certificates) -
     shutil.copy(other / "tls.key", folder)
     with pytest.raises(ServerError, match="(?i)key values mismatch"):
         Tls(folder).check("localhost")
+
+
+def test_a_proxy_for_the_internet_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
+    for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with open_channel(f"localhost:{port}", None) as channel:
+            grpc.channel_ready_future(channel).result(timeout=20)
+    finally:
+        server.stop(None).wait()

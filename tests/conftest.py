@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +111,7 @@ def golden_lm(
     from cosytriton_export.llm import language_model_of
     from cosytriton_export.llm_graph import export_llm
 
-    @cache
+    @lru_cache
     def make(version: str) -> GoldenLM:
         folder, family = tmp_path_factory.mktemp(version), FAMILIES[f"cosyvoice{version[1:]}"]
         state = {key: torch.from_numpy(value) for key, value in golden(f"llm_{version}_weights").items()}

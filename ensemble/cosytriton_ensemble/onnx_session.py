@@ -43,7 +43,8 @@ def configured_options(config: Mapping[str, Any]) -> tuple[ort.SessionOptions, o
     options = session_options(int(parameters.get("intra_op_thread_count", 0)))
     options.inter_op_num_threads = int(parameters.get("inter_op_thread_count", 0))
     graph = config.get("optimization", {}).get("graph", {})
-    options.graph_optimization_level = _LEVELS[graph.get("level", 1)]
+    level = graph.get("level", 1)
+    options.graph_optimization_level = _LEVELS.get(level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.enable_cpu_mem_arena = bool(int(parameters.get("enable_mem_arena", 1)))
     options.enable_mem_pattern = bool(int(parameters.get("enable_mem_pattern", 1)))
     return options, shrinking(parameters.get(SHRINKAGE, ""))
